@@ -1,0 +1,1 @@
+"""Measurement: likelihood, sample quality, latency, and the report that compares entries."""

@@ -1,0 +1,1 @@
+"""Compute primitives: one folder per op, each with an equation-level reference."""

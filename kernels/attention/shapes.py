@@ -1,0 +1,25 @@
+"""Named shapes that tests and benchmarks share."""
+
+from typing import NamedTuple
+
+
+class AttentionShape(NamedTuple):
+    """B batch, T queries, S keys, N query heads, K key/value heads, H head width."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+SHAPES = {
+    "tiny": AttentionShape(2, 7, 7, 4, 2, 8),
+    "quick": AttentionShape(16, 256, 256, 4, 2, 32),
+    "134m_train": AttentionShape(2, 256, 256, 12, 12, 64),
+    "134m_prefill": AttentionShape(1, 512, 512, 12, 12, 64),
+    "134m_decode": AttentionShape(1, 1, 1024, 12, 12, 64),
+    "7b_prefill": AttentionShape(1, 4096, 4096, 32, 32, 128),
+    "8b_decode": AttentionShape(8, 1, 8192, 32, 8, 128),
+}

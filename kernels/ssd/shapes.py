@@ -1,0 +1,25 @@
+"""Named shapes for tests and benchmarks, and the chunk lengths."""
+
+from typing import NamedTuple
+
+
+class SsdShape(NamedTuple):
+    """Sizes of one call: batch, steps, heads N, channels per head P, groups G, state size M."""
+
+    batch: int
+    length: int
+    heads: int
+    channels: int
+    groups: int
+    states: int
+
+
+TINY = SsdShape(batch=2, length=37, heads=4, channels=3, groups=2, states=5)
+QUICK = SsdShape(batch=4, length=256, heads=8, channels=32, groups=1, states=64)
+QUICK_LARGE_BATCH = SsdShape(batch=16, length=256, heads=8, channels=32, groups=1, states=64)
+MAMBA2_140M = SsdShape(batch=1, length=2048, heads=24, channels=64, groups=1, states=128)
+MAMBA2_140M_DECODE = SsdShape(batch=8, length=1, heads=24, channels=64, groups=1, states=128)
+
+# Default steps per chunk by platform. On a CPU 32 beat 16, 64 and 128 at the QUICK shapes; the
+# paper uses 64 to 256 where matrix units are wide.
+CHUNK = {"cpu": 32, "gpu": 64, "tpu": 128}

@@ -1,0 +1,137 @@
+"""SSD in plain JAX: the matrix form chunk by chunk, and the recurrence. Arithmetic is float32.
+
+Heads are split as [G R], R = N/G heads sharing one group's B and C.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from ..compat import target_platform
+from .shapes import CHUNK
+
+# exp(-104) is below the smallest float32, so any smaller exponent is as good.
+_LOWEST_LOG = -104.0
+
+einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+
+def run_sequential(x, dt, A, B, C, *, D, state, reset, chunk=None):
+    """Runs one step at a time; a single step (decode) is computed directly, without a loop.
+
+    Autodiff stores every step's states (B T N P M): inference. Arguments and results as in
+    `reference.run`; `chunk` is not used, a recurrence has no chunks.
+    """
+    del chunk
+    batch, length, heads, channels = x.shape
+    groups, states = B.shape[2:]
+    x32, dt32, A32, B32, C32 = (v.astype(jnp.float32) for v in (x, dt, A, B, C))
+
+    def step(h, at_t):
+        x, dt, B, C, reset = at_t
+        if reset is not None:
+            h = jnp.where(reset[:, None, None, None, None], 0.0, h)
+        decay = jnp.exp(dt * A32).reshape(batch, groups, -1)
+        u = (dt[:, :, None] * x).reshape(batch, groups, -1, channels)
+        h = decay[..., None, None] * h + u[..., None] * B[:, :, None, None, :]
+        y = jnp.sum(h * C[:, :, None, None, :], axis=-1)
+        return h, y.reshape(batch, heads, channels)
+
+    h = state.reshape(batch, groups, heads // groups, channels, states)
+    if length == 1:
+        h, y = step(h, tuple(None if v is None else v[:, 0] for v in (x32, dt32, B32, C32, reset)))
+        y = y[:, None]
+    else:
+        major = (None if v is None else jnp.moveaxis(v, 1, 0) for v in (x32, dt32, B32, C32, reset))
+        h, y = lax.scan(step, h, tuple(major))
+        y = jnp.moveaxis(y, 0, 1)
+    return skip(y, x32, D).astype(x.dtype), h.reshape(state.shape)
+
+
+def run_chunked(x, dt, A, B, C, *, D, state, reset, chunk=None):
+    """Runs the block decomposition of arXiv 2405.21060, section 6, one chunk after the other.
+
+    Inside a chunk y = (L o (C B^T)) (dt x) plus what the state at the chunk's border contributes.
+    Each chunk is rematerialised in the backward pass, so only the states at the borders and the
+    inputs are stored. Arguments and results as in `reference.run`.
+    """
+    batch, length, heads, channels = x.shape
+    groups, states = B.shape[2:]
+    chunk = min(CHUNK.get(target_platform(), 64) if chunk is None else chunk, length)
+    A32 = A.astype(jnp.float32)
+
+    def split(v):
+        if v is None:
+            return None
+        rest = -length % chunk
+        if rest:  # steps with dt = 0 and x = 0 leave the state as it is
+            v = jnp.pad(v, ((0, 0), (0, rest)) + ((0, 0),) * (v.ndim - 2))
+        return jnp.moveaxis(v.reshape(batch, -1, chunk, *v.shape[2:]), 1, 0)
+
+    def one_chunk(h, at_chunk):
+        x, dt, B, C, reset = at_chunk
+        x, dt, B, C = (v.astype(jnp.float32) for v in (x, dt, B, C))
+        logs = jnp.moveaxis((dt * A32).reshape(batch, chunk, groups, -1), 1, -1)
+        decay, from_start, to_end = _decays(logs, reset)
+        u = (dt[..., None] * x).reshape(batch, chunk, groups, -1, channels)
+        scores = einsum("btgm,bsgm->bgts", C, B)
+        y = einsum("bgrts,bsgrp->btgrp", scores[:, :, None] * decay, u)
+        carried = einsum("btgm,bgrpm->btgrp", C, h)
+        y = y + carried * jnp.moveaxis(from_start, -1, 1)[..., None]
+        added = einsum("bsgrp,bsgm->bgrpm", u * jnp.moveaxis(to_end, -1, 1)[..., None], B)
+        return from_start[..., -1, None, None] * h + added, y
+
+    h = state.reshape(batch, groups, heads // groups, channels, states)
+    steps = tuple(split(v) for v in (x, dt, B, C, reset))
+    if steps[0].shape[0] == 1:
+        h, y = one_chunk(h, jax.tree.map(lambda v: v[0], steps))
+        y = y[None]
+    else:
+        h, y = lax.scan(jax.checkpoint(one_chunk, prevent_cse=False), h, steps)
+    y = jnp.moveaxis(y, 0, 1).reshape(batch, -1, heads, channels)[:, :length]
+    return skip(y, x.astype(jnp.float32), D).astype(x.dtype), h.reshape(state.shape)
+
+
+def skip(y, x32, D):
+    """Adds D x."""
+    return y if D is None else y + D.astype(jnp.float32)[:, None] * x32
+
+
+def _decays(
+    logs: Float[Array, "B G R C"], reset: Bool[Array, "B C"] | None
+) -> tuple[Float[Array, "B G R C C"], Float[Array, "B G R C"], Float[Array, "B G R C"]]:
+    """Decay factors between the steps of a chunk.
+
+    Returns:
+        The factor from step s to t (row t, column s; 0 for s > t), from the state before the chunk
+        to step t, and from step s to the chunk's last step; all 0 across a reset.
+
+    A difference of cumulative sums loses digits when the sums are large (at dt A = -50 a chunk of
+    64 sums to -3200, where float32 is coarser than 1e-4). So each log is split into a multiple of
+    a power of two, whose sums and differences are exact in float32, and a small rest. Only the
+    rest carries gradients: its derivative is the log's.
+    """
+    chunk = logs.shape[-1]
+    logs = jnp.maximum(logs, _LOWEST_LOG)
+    grid = 2.0 ** (math.ceil(math.log2(-_LOWEST_LOG * chunk)) - 23)
+    coarse = lax.stop_gradient(jnp.round(logs / grid) * grid)
+    coarse_sum, rest_sum = jnp.cumsum(coarse, axis=-1), jnp.cumsum(logs - coarse, axis=-1)
+
+    def since(at, frm):
+        return (coarse_sum[at] - coarse_sum[frm]) + (rest_sum[at] - rest_sum[frm])
+
+    rows, columns, last = (..., slice(None), None), (..., None, slice(None)), (..., slice(-1, None))
+    visible = jnp.tril(jnp.ones((chunk, chunk), jnp.bool_))
+    log_decay, log_start = since(rows, columns), coarse_sum + rest_sum
+    log_end = since(last, (..., slice(None)))
+    if reset is not None:
+        document = jnp.cumsum(reset, axis=-1)
+        visible = visible & (document[:, :, None] == document[:, None, :])[:, None, None]
+        log_start = jnp.where((document == 0)[:, None, None], log_start, -jnp.inf)
+        log_end = jnp.where((document == document[:, -1:])[:, None, None], log_end, -jnp.inf)
+    decay = jnp.exp(jnp.where(visible, log_decay, -jnp.inf))
+    return decay, jnp.exp(log_start), jnp.exp(log_end)

@@ -1,0 +1,1 @@
+"""Ways of generating text: mixers, blocks, backbones, paradigms and decodings."""

@@ -1,0 +1,275 @@
+"""The backbone: a stack of layers described by a pattern, an embedding and a head."""
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+
+from ..errors import CapacityError, ConfigError, suggest
+from .blocks.prenorm import PreNormConfig
+from .config import Config
+from .context import Context, LayerContext
+from .interface import Cost, Out
+from .layers.norm import RMSNorm
+from .layers.params import Build, dropout
+from .ragged import Compacted, ModelState, compact, original_to_compacted, restore
+from .registry import BlockConfig, MixerConfig, MlpConfig
+
+MASKED = -1e30  # a logit that is never drawn; finite, so that entropies stay finite
+
+
+class LayerConfig(Config):
+    """One kind of layer.
+
+    Attributes:
+        block: how mixer and MLP are wired.
+        mixer: null for a layer that does not mix time.
+        mlp: null for a layer without MLP.
+    """
+
+    block: BlockConfig = PreNormConfig()
+    mixer: MixerConfig | None = None
+    mlp: MlpConfig | None = None
+
+    @model_validator(mode="after")
+    def _has_a_part(self) -> "LayerConfig":
+        if self.mixer is None and self.mlp is None:
+            raise ValueError("a layer needs a mixer, an mlp or both")
+        return self
+
+
+class ModelConfig(Config):
+    """A stack of layers.
+
+    Attributes:
+        width: D.
+        depth: number of layers; null means once through the pattern. The pattern repeats.
+        pattern: names of layer kinds in order.
+        layers: the layer kinds by name.
+        max_len: tokens in the longest row, prompt and continuation together.
+        vocab_size: V; null is filled in from the tokenizer.
+        pad_vocab_to: the embedding's rows are rounded up to a multiple of this; the padded ids
+            have no probability.
+        tie_embeddings: the head is the embedding's transpose.
+        dropout: rate on the embedding and on what each mixer and MLP adds.
+        norm_eps: epsilon of the norms.
+    """
+
+    width: int = Field(ge=1)
+    depth: int | None = Field(default=None, ge=1)
+    pattern: tuple[str, ...] = Field(min_length=1)
+    layers: dict[str, LayerConfig]
+    max_len: int = Field(ge=2)
+    vocab_size: int | None = Field(default=None, ge=1)
+    pad_vocab_to: int = Field(default=1, ge=1)
+    tie_embeddings: bool = True
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    norm_eps: float = Field(default=1e-5, gt=0.0)
+
+    @model_validator(mode="after")
+    def _pattern_is_known(self) -> "ModelConfig":
+        for name in self.pattern:
+            if name not in self.layers:
+                raise ValueError(f"pattern names layer {name!r}{suggest(name, self.layers)}")
+        for name in self.layers:
+            if name not in self.pattern:
+                raise ValueError(f"layer {name!r} is not used by pattern {list(self.pattern)}")
+        return self
+
+    @property
+    def num_layers(self) -> int:
+        """Layers in the stack."""
+        return len(self.pattern) if self.depth is None else self.depth
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding.
+
+        Raises:
+            ConfigError: `vocab_size` is not known yet.
+        """
+        if self.vocab_size is None:
+            raise ConfigError("model.vocab_size: not set, and no tokenizer has filled it in")
+        return -(-self.vocab_size // self.pad_vocab_to) * self.pad_vocab_to
+
+    def build(self, rngs: nnx.Rngs) -> "Backbone":
+        """Makes the module with fresh parameters."""
+        return Backbone(self, rngs)
+
+
+class Backbone(nnx.Module):
+    """Embedding, layers, final norm and head. Holds parameters; state is passed in and out."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+        """Draws all parameters (float32)."""
+        depth = config.num_layers
+        build = Build(config.width, depth, config.max_len, config.norm_eps, rngs)
+        self.config = config
+        rows = config.padded_vocab_size
+        self.embedding = build.normal((rows, config.width), 0.02)
+        for index in range(depth):
+            layer = config.layers[config.pattern[index % len(config.pattern)]]
+            mixer = None if layer.mixer is None else layer.mixer.build(build)
+            mlp = None if layer.mlp is None else layer.mlp.build(build)
+            block = layer.block.build(build, mixer, mlp, config.dropout)
+            setattr(self, f"layer_{index}", block)
+        self.final_norm = RMSNorm(config.width, config.norm_eps)
+        self.w_head = None if config.tie_embeddings else build.matrix(config.width, rows)
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The layers in order."""
+        return [getattr(self, f"layer_{index}") for index in range(self.config.num_layers)]
+
+    def init_state(self, batch: int, max_len: int, *, dtype: Any) -> ModelState:
+        """A state without history for rows of up to `max_len` tokens."""
+        states = tuple(b.init_state(batch, max_len, dtype=dtype) for b in self.blocks)
+        # Three arrays, not one three times: a donated buffer may be given only once.
+        length, segment, start = (jnp.zeros((batch,), jnp.int32) for _ in range(3))
+        return ModelState(states, length, segment, start)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        state: ModelState | None = None,
+        *,
+        ctx: Context,
+        collect: Collection[int] = (),
+        remat: bool = False,
+    ) -> tuple[Out, ModelState | None]:
+        """Runs the stack; see `genlab.paradigms.model.Model.__call__`."""
+        compacted = self._enter(tokens, state, ctx, collect)
+        layer_ctx = compacted.layer_ctx
+        x = self._embed(compacted.tokens, layer_ctx)
+        aux: dict[str, Array] = {}
+        taps: dict[int, Array] = {}
+        states = []
+        for index, block in enumerate(self.blocks):
+            own = self._layer_context(layer_ctx, index)
+            layer_state = None if state is None else state.layers[index]
+            call = jax.checkpoint(block, static_argnums=()) if remat else block
+            x, layer_state, layer_aux = call(x, layer_state, own)
+            states.append(layer_state)
+            for name, value in layer_aux.items():
+                aux[name] = aux.get(name, jnp.zeros((), jnp.float32)) + value
+            if index in collect:
+                taps[index] = restore(x, compacted)
+        hidden = restore(self.final_norm(x), compacted)
+        new_state = None
+        if state is not None:
+            length = state.length + layer_ctx.lengths
+            new_state = ModelState(
+                tuple(states), length, compacted.segment, compacted.segment_start
+            )
+        return Out(hidden, aux, taps), new_state
+
+    def verify(
+        self, tokens: Int[Array, "B T"], state: ModelState, *, ctx: Context
+    ) -> tuple[Out, tuple]:
+        """Looks at tokens and promises nothing; see `Model.verify`."""
+        compacted = self._enter(tokens, state, ctx, ())
+        x = self._embed(compacted.tokens, compacted.layer_ctx)
+        pending = []
+        for index, block in enumerate(self.blocks):
+            own = self._layer_context(compacted.layer_ctx, index)
+            x, layer_pending = block.verify(x, state.layers[index], own)
+            pending.append(layer_pending)
+        hidden = restore(self.final_norm(x), compacted)
+        starts = compacted.layer_ctx.order - compacted.layer_ctx.positions
+        held = (tuple(pending), compacted.source, compacted.layer_ctx.segment_ids, starts)
+        return Out(hidden, {}, {}), held
+
+    def commit(
+        self,
+        state: ModelState,
+        pending: tuple,
+        path: Int[Array, "B K"],
+        accepted: Int[Array, " B"],
+    ) -> ModelState:
+        """Keeps verified tokens; see `Model.commit`."""
+        layers, source, segment_ids, segment_start = pending
+        path = original_to_compacted(path, source)
+        states = tuple(
+            block.commit(layer_state, layer_pending, path, accepted)
+            for block, layer_state, layer_pending in zip(
+                self.blocks, state.layers, layers, strict=True
+            )
+        )
+        last = jnp.take_along_axis(path, jnp.maximum(accepted - 1, 0)[:, None], axis=1)
+
+        def at_last(values: Array, old: Array) -> Array:
+            return jnp.where(accepted > 0, jnp.take_along_axis(values, last, axis=1)[:, 0], old)
+
+        return ModelState(
+            states,
+            state.length + accepted,
+            at_last(segment_ids, state.segment),
+            at_last(segment_start, state.segment_start),
+        )
+
+    def head(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """Logits, float32; ids beyond `vocab_size` get no probability."""
+        if self.w_head is None:
+            weight = self.embedding[...].astype(hidden.dtype)
+            logits = jnp.einsum(
+                "...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32
+            )
+        else:
+            weight = self.w_head[...].astype(hidden.dtype)
+            logits = jnp.einsum(
+                "...d,dv->...v", hidden, weight, preferred_element_type=jnp.float32
+            )
+        vocab_size = self.config.vocab_size
+        if self.config.padded_vocab_size != vocab_size:
+            real = jnp.arange(logits.shape[-1]) < vocab_size
+            logits = jnp.where(real, logits, MASKED)
+        return logits
+
+    def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
+        """Cost of all layers and of the head at every new position."""
+        width, rows = self.config.width, self.config.padded_vocab_size
+        total = Cost(float(2 * batch * new_tokens * width * rows), 0.0, 0.0, 0.0)
+        for block in self.blocks:
+            total += block.cost(batch, new_tokens, context, bytes_per_value)
+        return total
+
+    def _enter(
+        self,
+        tokens: Int[Array, "B T"],
+        state: ModelState | None,
+        ctx: Context,
+        collect: Collection[int],
+    ) -> Compacted:
+        for index in collect:
+            if not 0 <= index < self.config.num_layers:
+                raise ValueError(f"collect: no layer {index}, there are {self.config.num_layers}")
+        if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(f"tokens: want integers (B T), got {tokens.dtype} {tokens.shape}")
+        if tokens.shape[1] > self.config.max_len and state is None:
+            raise CapacityError(
+                f"a row of {tokens.shape[1]} tokens is longer than max_len={self.config.max_len}"
+            )
+        compacted = compact(tokens, state, ctx)
+        for index, block in enumerate(self.blocks):
+            reason = block.supports(compacted.layer_ctx, stateful=state is not None)
+            if reason is not None:
+                raise ConfigError(f"model.layer_{index}: {reason}")
+        return compacted
+
+    def _embed(self, tokens: Int[Array, "B T"], ctx: LayerContext) -> Float[Array, "B T D"]:
+        x = self.embedding[...][tokens]
+        if ctx.dropout_key is None:
+            return x
+        key = jax.random.fold_in(ctx.dropout_key, self.config.num_layers)
+        return dropout(x, self.config.dropout, key)
+
+    def _layer_context(self, ctx: LayerContext, index: int) -> LayerContext:
+        if ctx.dropout_key is None:
+            return ctx
+        key = jax.random.fold_in(ctx.dropout_key, index)
+        return LayerContext(**{**vars(ctx), "dropout_key": key})

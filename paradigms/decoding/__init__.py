@@ -1,0 +1,1 @@
+"""Decodings: how a trained model is run. The loop, the draws, and one file per decoding."""

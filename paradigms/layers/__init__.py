@@ -1,0 +1,1 @@
+"""Small parts that mixers and blocks share: parameters, norms, rotary phases, dropout."""

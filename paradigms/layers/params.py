@@ -1,0 +1,77 @@
+"""Kinds of parameters and how they begin."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+
+class Float32Param(nnx.Param):
+    """A parameter that stays float32 whatever the compute dtype, and is never decayed.
+
+    Norm scales, and the decay rates and step biases of state-space layers: rounding these to
+    bfloat16 is known to make training diverge.
+    """
+
+
+class Build(NamedTuple):
+    """What every component is told when it is built.
+
+    Attributes:
+        width: D.
+        depth: number of layers; residual outputs start smaller the more of them add up.
+        max_len: longest row the model is meant for.
+        norm_eps: epsilon of the RMS norms.
+        rngs: source of PRNG keys, advanced by each draw.
+    """
+
+    width: int
+    depth: int
+    max_len: int
+    norm_eps: float
+    rngs: nnx.Rngs
+
+    def matrix(self, rows: int, columns: int, *, residual: bool = False) -> nnx.Param:
+        """A (rows columns) matrix applied as `x @ w`, normal with variance 1/rows.
+
+        Args:
+            rows: input width.
+            columns: output width.
+            residual: True for a projection that writes into the residual stream: scaled down by
+                sqrt(2 depth), as in GPT-2.
+        """
+        scale = 1 / math.sqrt(rows)
+        if residual:
+            scale /= math.sqrt(2 * self.depth)
+        return self.normal((rows, columns), scale)
+
+    def normal(self, shape: tuple[int, ...], scale: float) -> nnx.Param:
+        """A parameter drawn from a normal law cut off at three standard deviations."""
+        draw = jax.random.truncated_normal(self.rngs.params(), -3.0, 3.0, shape, jnp.float32)
+        return nnx.Param(scale * draw)
+
+
+def shape_of(variable: nnx.Param) -> tuple[int, ...]:
+    """A parameter's shape, of a module that holds arrays or only their shapes."""
+    return variable.get_value().shape
+
+
+def is_float32_param(variable: Any) -> bool:
+    """True for variables that keep float32."""
+    return isinstance(variable, Float32Param)
+
+
+def decays(variable: Any) -> bool:
+    """True for variables that weight decay applies to: matrices, but not norms and rates."""
+    return not isinstance(variable, Float32Param) and len(shape_of(variable)) >= 2
+
+
+def dropout(x: Array, rate: float, key: Array | None) -> Array:
+    """Zeroes elements with probability `rate` and scales the rest; the identity without a key."""
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / jnp.asarray(1.0 - rate, x.dtype), jnp.zeros((), x.dtype))

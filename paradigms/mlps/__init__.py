@@ -1,0 +1,1 @@
+"""MLP kinds: what a layer does to each position on its own."""

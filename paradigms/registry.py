@@ -1,0 +1,22 @@
+"""What a configuration can name. Adding a mixer, a block or an MLP is one line here."""
+
+from .blocks.prenorm import PreNormConfig
+from .config import choice_of
+from .mixers.attention import AttentionConfig
+from .mlps.swiglu import SwiGLUConfig
+
+MIXERS = {
+    "attention": AttentionConfig,
+}
+
+BLOCKS = {
+    "prenorm": PreNormConfig,
+}
+
+MLPS = {
+    "swiglu": SwiGLUConfig,
+}
+
+MixerConfig = choice_of(MIXERS)
+BlockConfig = choice_of(BLOCKS)
+MlpConfig = choice_of(MLPS)

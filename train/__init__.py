@@ -1,0 +1,1 @@
+"""Configuration, data, the training loop and checkpoints."""
