@@ -29,6 +29,22 @@ class Batch(NamedTuple):
     loss_mask: Bool[Array, "B T"]
 
 
+class SpecialIds(NamedTuple):
+    """Ids with a meaning beside text; they come after the text vocabulary.
+
+    Attributes:
+        bos: begins every row and document.
+        eos: ends a document.
+        pad: fills rows up; never scored, never drawn.
+        mask: stands for an unknown token in diffusion; never drawn.
+    """
+
+    bos: int
+    eos: int
+    pad: int
+    mask: int
+
+
 class LossSums(NamedTuple):
     """Sums, so that micro-batches and devices add up before the one division.
 
@@ -140,7 +156,15 @@ class Mixer(Protocol):
 
 
 class Paradigm(Protocol):
-    """What is learnt."""
+    """What is learnt.
+
+    Attributes:
+        name: the registered name.
+        is_bound: True when `log_likelihood` returns an upper bound on the negative log-likelihood.
+    """
+
+    name: str
+    is_bound: bool
 
     def loss(self, model: Any, batch: Batch, *, key: Key[Array, ""], train: bool) -> LossSums:
         """Returns the training objective's sums; `train` switches dropout on."""

@@ -3,7 +3,6 @@
 Heads are split as [G R], R = N/G heads sharing one group's B and C.
 """
 
-import functools
 import math
 
 import jax
@@ -11,13 +10,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ..compat import target_platform
+from ..compat import float32_precision, target_platform
 from .shapes import CHUNK
 
 # exp(-104) is below the smallest float32, so any smaller exponent is as good.
 _LOWEST_LOG = -104.0
 
-einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+def einsum(spec: str, *operands: Array) -> Array:
+    """`jnp.einsum` in full float32 on every device."""
+    return jnp.einsum(spec, *operands, precision=float32_precision())
 
 
 def run_sequential(x, dt, A, B, C, *, D, state, reset, chunk=None):
@@ -27,29 +29,27 @@ def run_sequential(x, dt, A, B, C, *, D, state, reset, chunk=None):
     `reference.run`; `chunk` is not used, a recurrence has no chunks.
     """
     del chunk
-    batch, length, heads, channels = x.shape
-    groups, states = B.shape[2:]
+    per_group = x.shape[2] // B.shape[2]
     x32, dt32, A32, B32, C32 = (v.astype(jnp.float32) for v in (x, dt, A, B, C))
 
     def step(h, at_t):
         x, dt, B, C, reset = at_t
         if reset is not None:
-            h = jnp.where(reset[:, None, None, None, None], 0.0, h)
-        decay = jnp.exp(dt * A32).reshape(batch, groups, -1)
-        u = (dt[:, :, None] * x).reshape(batch, groups, -1, channels)
-        h = decay[..., None, None] * h + u[..., None] * B[:, :, None, None, :]
-        y = jnp.sum(h * C[:, :, None, None, :], axis=-1)
-        return h, y.reshape(batch, heads, channels)
+            h = jnp.where(reset[:, None, None, None], 0.0, h)
+        B, C = (jnp.repeat(v, per_group, axis=1)[:, :, None, :] for v in (B, C))
+        h = jnp.exp(dt * A32)[..., None, None] * h + (dt[..., None] * x)[..., None] * B
+        return h, jnp.sum(h * C, axis=-1)
 
-    h = state.reshape(batch, groups, heads // groups, channels, states)
-    if length == 1:
-        h, y = step(h, tuple(None if v is None else v[:, 0] for v in (x32, dt32, B32, C32, reset)))
+    if x.shape[1] == 1:
+        state, y = step(
+            state, tuple(None if v is None else v[:, 0] for v in (x32, dt32, B32, C32, reset))
+        )
         y = y[:, None]
     else:
         major = (None if v is None else jnp.moveaxis(v, 1, 0) for v in (x32, dt32, B32, C32, reset))
-        h, y = lax.scan(step, h, tuple(major))
+        state, y = lax.scan(step, state, tuple(major))
         y = jnp.moveaxis(y, 0, 1)
-    return skip(y, x32, D).astype(x.dtype), h.reshape(state.shape)
+    return skip(y, x32, D).astype(x.dtype), state
 
 
 def run_chunked(x, dt, A, B, C, *, D, state, reset, chunk=None):
