@@ -29,7 +29,7 @@ class CapacityError(GenlabError):
 
 
 def suggest(got: str, valid: Iterable[str]) -> str:
-    """Returns `"; did you mean 'x'?"` for the nearest valid name, else a list of the valid names."""
+    """Returns `; did you mean 'x'?` for the nearest valid name, else a list of all of them."""
     names = sorted(valid)
     near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
     if near:

@@ -16,12 +16,3 @@ def target_platform() -> str:
     if isinstance(device, str):
         return "gpu" if device in ("cuda", "rocm") else device
     return device.platform
-
-
-def float32_precision() -> jax.lax.Precision | None:
-    """Returns the `precision` that makes matmuls of float32 arrays float32 on the target.
-
-    GPUs and TPUs round the inputs unless told otherwise. CPUs never do, and XLA's CPU backend has
-    slower code for an explicit HIGHEST.
-    """
-    return None if target_platform() == "cpu" else jax.lax.Precision.HIGHEST

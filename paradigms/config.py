@@ -38,7 +38,7 @@ def choice_of(registry: Mapping[str, type[Config]]) -> Any:
     for name, config in registry.items():
         default = config.model_fields["name"].default
         if default != name:
-            raise TypeError(f"{config.__name__} is registered as {name!r} but names itself {default!r}")
+            raise TypeError(f"{config.__name__} is registered as {name!r}, not as {default!r}")
     members = tuple(registry.values())
     if len(members) == 1:
         return members[0]

@@ -33,7 +33,7 @@ class Context:
     valid: Bool[Array, "B T"] | None = None
     lengths: Int[Array, " B"] | None = None
     segment_ids: Int[Array, "B T"] | None = None
-    mask: Mask = Causal()
+    mask: Mask = dataclasses.field(default_factory=Causal)
     parents: Int[Array, "B T"] | None = None
     dropout_key: Key[Array, ""] | None = None
     history: bool = dataclasses.field(default=True, metadata={"static": True})

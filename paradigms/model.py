@@ -117,7 +117,8 @@ class Model:
             max_len: tokens that a row may take in.
             dtype: of keys and values; the compute dtype when None. SSM states are float32.
         """
-        return self._module().init_state(batch, max_len, dtype=self.dtype if dtype is None else dtype)
+        dtype = self.dtype if dtype is None else dtype
+        return self._module().init_state(batch, max_len, dtype=dtype)
 
     def __call__(
         self,

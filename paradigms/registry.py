@@ -3,10 +3,16 @@
 from .blocks.prenorm import PreNormConfig
 from .config import choice_of
 from .mixers.attention import AttentionConfig
+from .mixers.mamba import MambaConfig
+from .mixers.mamba2 import Mamba2Config
+from .mixers.symmetric_conv import SymmetricConvConfig
 from .mlps.swiglu import SwiGLUConfig
 
 MIXERS = {
     "attention": AttentionConfig,
+    "mamba": MambaConfig,
+    "mamba2": Mamba2Config,
+    "symmetric_conv": SymmetricConvConfig,
 }
 
 BLOCKS = {

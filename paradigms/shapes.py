@@ -1,10 +1,8 @@
 """The letters of every shape in genlab, and array types that carry them.
 
-    B batch            T query (new-token) time   S key time        L canvas length
-    D width            F mlp width                V vocabulary
-    N query heads      K key/value heads          G = N / K         H head width
-    E inner width      M state size               P channels per SSM head
-    W conv width       C chunk
+B batch, T query (new-token) time, S key time, L canvas length, D width, F mlp width, V vocabulary;
+N query heads, K key/value heads, G = N / K, H head width; E inner width, M state size, P channels
+per SSM head, W conv width, C chunk.
 """
 
 from jax import Array

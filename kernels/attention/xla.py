@@ -31,7 +31,8 @@ def attention_xla(
     total = jnp.sum(weight, axis=-1)
     # Memory that was never written may hold NaN, and zero times NaN is NaN.
     v = jnp.where(mask.key_is_written()[:, :, None, None], v, 0)
-    out = jnp.einsum("bkgts,bskh->btkgh", weight.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    weight = weight.astype(v.dtype)
+    out = jnp.einsum("bkgts,bskh->btkgh", weight, v, preferred_element_type=jnp.float32)
     safe = jnp.where(total > 0, total, 1.0)
     out = out / jnp.moveaxis(safe, -1, 1)[..., None]
     log_total = jnp.where(total > 0, jnp.log(safe) + peak[..., 0], -jnp.inf)

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..dispatch import Implementation, KernelArgumentError, check_array, choose, valid_mask
 from . import reference, tree, xla
+from .shapes import FEW_STEPS
 
 _OP = "ssd"
 
@@ -129,7 +130,7 @@ def ssd_tree(
 
 def _preferred(length: int) -> tuple[str, ...]:
     """Names for this length, fastest first."""
-    return ("xla_sequential",) if length == 1 else ("xla_chunked",)
+    return ("xla_sequential",) if length <= FEW_STEPS else ("xla_chunked",)
 
 
 def _check(x, dt, A, B, C, D, state) -> None:

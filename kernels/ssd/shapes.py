@@ -23,3 +23,6 @@ MAMBA2_140M_DECODE = SsdShape(batch=8, length=1, heads=24, channels=64, groups=1
 # Default steps per chunk by platform. On a CPU 32 beat 16, 64 and 128 at the QUICK shapes; the
 # paper uses 64 to 256 where matrix units are wide.
 CHUNK = {"cpu": 32, "gpu": 64, "tpu": 128}
+
+# Up to here the recurrence is at least as fast as the matrix form (CPU, 140M shapes, batch 1).
+FEW_STEPS = 4

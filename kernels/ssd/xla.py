@@ -5,12 +5,13 @@ Heads are split as [G R], R = N/G heads sharing one group's B and C.
 
 import math
 
+import einops
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ..compat import float32_precision, target_platform
+from ..compat import target_platform
 from .shapes import CHUNK
 
 # exp(-104) is below the smallest float32, so any smaller exponent is as good.
@@ -19,7 +20,7 @@ _LOWEST_LOG = -104.0
 
 def einsum(spec: str, *operands: Array) -> Array:
     """`jnp.einsum` in full float32 on every device."""
-    return jnp.einsum(spec, *operands, precision=float32_precision())
+    return jnp.einsum(spec, *operands, precision=lax.Precision.HIGHEST)
 
 
 def run_sequential(x, dt, A, B, C, *, D, state, reset, chunk=None):
@@ -36,9 +37,10 @@ def run_sequential(x, dt, A, B, C, *, D, state, reset, chunk=None):
         x, dt, B, C, reset = at_t
         if reset is not None:
             h = jnp.where(reset[:, None, None, None], 0.0, h)
-        B, C = (jnp.repeat(v, per_group, axis=1)[:, :, None, :] for v in (B, C))
-        h = jnp.exp(dt * A32)[..., None, None] * h + (dt[..., None] * x)[..., None] * B
-        return h, jnp.sum(h * C, axis=-1)
+        B, C = (jnp.repeat(v, per_group, axis=1) for v in (B, C))
+        u = dt[..., None] * x
+        h = jnp.exp(dt * A32)[..., None, None] * h + u[..., None] * B[:, :, None, :]
+        return h, einsum("bnpm,bnm->bnp", h, C)
 
     if x.shape[1] == 1:
         state, y = step(
@@ -62,37 +64,39 @@ def run_chunked(x, dt, A, B, C, *, D, state, reset, chunk=None):
     batch, length, heads, channels = x.shape
     groups, states = B.shape[2:]
     chunk = min(CHUNK.get(target_platform(), 64) if chunk is None else chunk, length)
-    A32 = A.astype(jnp.float32)
 
     def split(v):
-        if v is None:
-            return None
+        """[B T ...] -> [T/C B C ...], filled up with steps that leave the state as it is."""
         rest = -length % chunk
-        if rest:  # steps with dt = 0 and x = 0 leave the state as it is
+        if rest:
             v = jnp.pad(v, ((0, 0), (0, rest)) + ((0, 0),) * (v.ndim - 2))
         return jnp.moveaxis(v.reshape(batch, -1, chunk, *v.shape[2:]), 1, 0)
+
+    def by_head(v):
+        """[T/C B C N ...] -> [T/C B G R C ...]."""
+        return jnp.moveaxis(v.reshape(*v.shape[:3], groups, -1, *v.shape[4:]), 2, 4)
 
     def one_chunk(h, at_chunk):
         x, dt, B, C, reset = at_chunk
         x, dt, B, C = (v.astype(jnp.float32) for v in (x, dt, B, C))
-        logs = jnp.moveaxis((dt * A32).reshape(batch, chunk, groups, -1), 1, -1)
-        decay, from_start, to_end = _decays(logs, reset)
-        u = (dt[..., None] * x).reshape(batch, chunk, groups, -1, channels)
+        decay, from_start, to_end = _decays(dt * A32, reset)
+        u = dt[..., None] * x
         scores = einsum("btgm,bsgm->bgts", C, B)
-        y = einsum("bgrts,bsgrp->btgrp", scores[:, :, None] * decay, u)
-        carried = einsum("btgm,bgrpm->btgrp", C, h)
-        y = y + carried * jnp.moveaxis(from_start, -1, 1)[..., None]
-        added = einsum("bsgrp,bsgm->bgrpm", u * jnp.moveaxis(to_end, -1, 1)[..., None], B)
+        y = einsum("bgrts,bgrsp->bgrtp", scores[:, :, None] * decay, u)
+        y = y + einsum("btgm,bgrpm->bgrtp", C, h) * from_start[..., None]
+        added = einsum("bgrsp,bsgm->bgrpm", u * to_end[..., None], B)
         return from_start[..., -1, None, None] * h + added, y
 
+    A32 = A.astype(jnp.float32).reshape(groups, -1, 1)
     h = state.reshape(batch, groups, heads // groups, channels, states)
-    steps = tuple(split(v) for v in (x, dt, B, C, reset))
-    if steps[0].shape[0] == 1:
+    resets = None if reset is None else split(reset)
+    steps = (by_head(split(x)), by_head(split(dt)), split(B), split(C), resets)
+    if length <= chunk:
         h, y = one_chunk(h, jax.tree.map(lambda v: v[0], steps))
         y = y[None]
     else:
         h, y = lax.scan(jax.checkpoint(one_chunk, prevent_cse=False), h, steps)
-    y = jnp.moveaxis(y, 0, 1).reshape(batch, -1, heads, channels)[:, :length]
+    y = einops.rearrange(y, "z b g r t p -> b (z t) (g r) p")[:, :length]
     return skip(y, x.astype(jnp.float32), D).astype(x.dtype), h.reshape(state.shape)
 
 

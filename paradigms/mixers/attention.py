@@ -151,7 +151,7 @@ class Attention(nnx.Module):
         )
 
     def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
-        """Projections, and scores and sums over the visible keys (a causal half of the new ones)."""
+        """Projections, and scores and sums over the visible keys under a causal mask."""
         width = shape_of(self.w_q)[0]
         inner, kv_inner = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         projections = 2 * new_tokens * width * (2 * inner + 2 * kv_inner)

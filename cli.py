@@ -1,0 +1,67 @@
+"""The command line: one function per command, errors in one line, exit codes that scripts can use.
+
+Exit codes: 0 done, 1 an unexpected failure (with traceback), 2 the input's fault (one line),
+130 interrupted.
+"""
+
+import sys
+
+from .errors import GenlabError
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def build_app():
+    """Returns the typer application with all commands; typer is imported only here."""
+    import typer
+
+    from . import __version__
+    from .eval.cli_compare import compare_command, evaluate_command, tune_command
+    from .eval.cli_generate import generate_command
+    from .train.cli_train import schema_command, train_command
+
+    app = typer.Typer(
+        name="genlab",
+        help="Train, run and honestly compare the ways of generating text.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.command("train")(train_command)
+    app.command("generate")(generate_command)
+    app.command("eval")(evaluate_command)
+    app.command("compare")(compare_command)
+    app.command("tune")(tune_command)
+    app.command("schema")(schema_command)
+
+    @app.command("version")
+    def version_command() -> None:
+        """Prints the version."""
+        typer.echo(__version__)
+
+    return app
+
+
+def main() -> None:
+    """Runs the command line and exits with its code."""
+    import click
+
+    try:
+        code = build_app()(standalone_mode=False)
+    except GenlabError as error:
+        print(f"genlab: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except click.exceptions.Abort:
+        print("genlab: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        print("genlab: interrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else OK)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Mamba mixer: a selective state space (S6) with one decay per channel and state."""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, model_validator
+
+from ...kernels.causal_conv1d import causal_conv1d, causal_conv1d_tree
+from ...kernels.selective_scan import selective_scan, selective_scan_tree
+from ..config import Config
+from ..context import LayerContext
+from ..interface import Cost
+from ..layers.params import Build, Float32Param, shape_of
+from .state_space import along, conv_kernel, known_state, refuse_lookahead, step_bias
+
+
+class MambaConfig(Config):
+    """Mamba (S6) as a layer's mixer; the defaults are the paper's.
+
+    Attributes:
+        state_size: M.
+        conv_width: W, taps of the causal convolution.
+        expand: E / D.
+        dt_rank: R, rank of the step size's projection; null means ceil(D / 16).
+        dt_min: lowest step size at initialisation.
+        dt_max: highest step size at initialisation.
+        dt_floor: no step size begins below this.
+    """
+
+    name: Literal["mamba"] = "mamba"
+    state_size: int = Field(default=16, ge=1)
+    conv_width: int = Field(default=4, ge=1)
+    expand: int = Field(default=2, ge=1)
+    dt_rank: int | None = Field(default=None, ge=1)
+    dt_min: float = Field(default=1e-3, gt=0.0)
+    dt_max: float = Field(default=0.1, gt=0.0)
+    dt_floor: float = Field(default=1e-4, gt=0.0)
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> "MambaConfig":
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"dt_min={self.dt_min} is above dt_max={self.dt_max}")
+        return self
+
+    def build(self, build: Build) -> "Mamba":
+        """Makes the mixer."""
+        return Mamba(self, build)
+
+
+class MambaState(NamedTuple):
+    """All that a Mamba layer remembers; its size does not depend on the context.
+
+    Attributes:
+        conv: float32 (B W-1 E), the convolution's last inputs, oldest first.
+        ssm: float32 (B E M).
+    """
+
+    conv: Float[Array, "B W-1 E"]
+    ssm: Float[Array, "B E M"]
+
+
+class MambaPending(NamedTuple):
+    """Inputs of the recurrence for verified tokens: what `commit` needs to run it again.
+
+    Attributes:
+        conv_input: (B T E), before the convolution.
+        x: (B T E), after it.
+        dt: float32 (B T E).
+        B: (B T M).
+        starts_document: bool (B T).
+    """
+
+    conv_input: Float[Array, "B T E"]
+    x: Float[Array, "B T E"]
+    dt: Float[Array, "B T E"]
+    B: Float[Array, "B T M"]
+    starts_document: Bool[Array, "B T"]
+
+
+class Mamba(nnx.Module):
+    """Selective state space (arXiv 2312.00752, figure 3 and algorithm 2).
+
+    `x, z = u W_in`; `x = silu(conv(x))`; `dt, B, C` are projections of x, `dt` through a low rank
+    and a softplus; `y = scan(x, dt, A, B, C) + D x`; the output is `(y * silu(z)) W_out`.
+    """
+
+    def __init__(self, config: MambaConfig, build: Build):
+        """Draws the projections and sets decay rates to -1 ... -M."""
+        width, inner = build.width, config.expand * build.width
+        self.inner, self.state_size = inner, config.state_size
+        self.conv_width = config.conv_width
+        self.dt_rank = config.dt_rank or math.ceil(width / 16)
+        self.w_in = build.matrix(width, 2 * inner)
+        self.conv = conv_kernel(build, config.conv_width, inner)
+        self.conv_bias = nnx.Param(jnp.zeros((inner,), jnp.float32))
+        self.w_x = build.matrix(inner, self.dt_rank + 2 * config.state_size)
+        bound = self.dt_rank**-0.5
+        draw = jax.random.uniform(
+            build.rngs.params(), (self.dt_rank, inner), jnp.float32, -bound, bound
+        )
+        self.w_dt = nnx.Param(draw)
+        self.dt_bias = step_bias(build, (inner,), config.dt_min, config.dt_max, config.dt_floor)
+        rates = jnp.arange(1, config.state_size + 1, dtype=jnp.float32)
+        self.A_log = Float32Param(jnp.tile(jnp.log(rates), (inner, 1)))
+        self.D = Float32Param(jnp.ones((inner,), jnp.float32))
+        self.w_out = build.matrix(inner, width, residual=True)
+
+    def init_state(self, batch: int, max_len: int, *, dtype: Any) -> MambaState:
+        """Zeros. Float32 whatever `dtype` says: rounding errors of a recurrence pile up."""
+        del max_len, dtype
+        return MambaState(
+            conv=jnp.zeros((batch, self.conv_width - 1, self.inner), jnp.float32),
+            ssm=jnp.zeros((batch, self.inner, self.state_size), jnp.float32),
+        )
+
+    def __call__(
+        self, x: Float[Array, "B T D"], state: MambaState | None, ctx: LayerContext
+    ) -> tuple[Float[Array, "B T D"], MambaState | None]:
+        """Runs the recurrence from the state (or from zeros) over the row's valid tokens."""
+        reset = ctx.starts_document
+        # Without a state to hand on, padding can stay: it is behind the tokens that it could touch.
+        lengths = None if state is None else ctx.lengths
+        conv, ssm = state if state is not None and ctx.history else (None, None)
+        x, z = self._enter(x)
+        x, conv = causal_conv1d(
+            x,
+            self.conv[...],
+            self.conv_bias[...],
+            state=conv,
+            reset=reset,
+            lengths=lengths,
+            activation="silu",
+        )
+        dt, B, C = self._select(x)
+        y, ssm = selective_scan(
+            x, dt, self._A(), B, C, D=self.D[...], z=z, state=ssm, reset=reset, lengths=lengths
+        )
+        return self._leave(y), None if state is None else MambaState(conv, ssm)
+
+    def verify(
+        self, x: Float[Array, "B T D"], state: MambaState, ctx: LayerContext
+    ) -> tuple[Float[Array, "B T D"], MambaPending]:
+        """Runs the recurrence and keeps its inputs instead of its states."""
+        conv_input, z = self._enter(x)
+        taps, bias, A, D = self.conv[...], self.conv_bias[...], self._A(), self.D[...]
+        reset = ctx.starts_document
+        conv, ssm = known_state(state.conv, ctx.start), known_state(state.ssm, ctx.start)
+        if ctx.parents is None:
+            x, _ = causal_conv1d(
+                conv_input, taps, bias, state=conv, reset=reset, activation="silu"
+            )
+            dt, B, C = self._select(x)
+            y, _ = selective_scan(x, dt, A, B, C, D=D, z=z, state=ssm, reset=reset)
+        else:
+            x = causal_conv1d_tree(
+                conv_input, taps, bias, ctx.parents, state=conv, activation="silu"
+            )
+            dt, B, C = self._select(x)
+            y = selective_scan_tree(x, dt, A, B, C, ctx.parents, D=D, z=z, state=ssm)
+        return self._leave(y), MambaPending(conv_input, x, dt, B, reset)
+
+    def commit(
+        self,
+        state: MambaState,
+        pending: MambaPending,
+        path: Int[Array, "B K"],
+        accepted: Int[Array, " B"],
+    ) -> MambaState:
+        """Runs the recurrence alone again, over the accepted tokens of the path."""
+        conv_input, x, dt, B, reset = (along(values, path) for values in pending)
+        _, conv = causal_conv1d(
+            conv_input, self.conv[...], None, state=state.conv, reset=reset, lengths=accepted
+        )
+        # What is read out is dropped, so that any C will do.
+        _, ssm = selective_scan(
+            x, dt, self._A(), B, B, state=state.ssm, reset=reset, lengths=accepted
+        )
+        return MambaState(conv, ssm)
+
+    def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
+        """Four projections, the convolution and seven operations per channel and state."""
+        del bytes_per_value
+        width, inner = shape_of(self.w_in)[0], self.inner
+        selected = self.dt_rank + 2 * self.state_size
+        projections = 2 * inner * (2 * width + selected + self.dt_rank + width)
+        recurrence = inner * (2 * self.conv_width + 7 * self.state_size + 4)
+        state_bytes = 4 * inner * (self.conv_width - 1 + self.state_size)
+        return Cost(
+            flops=float(batch * new_tokens * (projections + recurrence)),
+            bytes_read=float(batch * state_bytes if context else 0),
+            state_bytes_fixed=float(batch * state_bytes),
+            state_bytes_per_token=0.0,
+        )
+
+    def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:
+        """Causal masks only."""
+        del stateful
+        return refuse_lookahead("mamba", ctx)
+
+    def _enter(self, x: Float[Array, "B T D"]) -> tuple[Array, Array]:
+        xz = x @ self.w_in[...].astype(x.dtype)
+        return xz[..., : self.inner], xz[..., self.inner :]
+
+    def _select(self, x: Float[Array, "B T E"]) -> tuple[Array, Array, Array]:
+        """Step sizes (float32), B and C of each token."""
+        selected = x @ self.w_x[...].astype(x.dtype)
+        low = selected[..., : self.dt_rank]
+        B = selected[..., self.dt_rank : self.dt_rank + self.state_size]
+        C = selected[..., self.dt_rank + self.state_size :]
+        dt = jnp.matmul(
+            low, self.w_dt[...].astype(x.dtype), preferred_element_type=jnp.float32
+        )
+        return jax.nn.softplus(dt + self.dt_bias[...]), B, C
+
+    def _leave(self, y: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
+        return y @ self.w_out[...].astype(y.dtype)
+
+    def _A(self) -> Float[Array, "E M"]:
+        return -jnp.exp(self.A_log[...])

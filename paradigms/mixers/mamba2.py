@@ -1,0 +1,247 @@
+"""Mamba-2 mixer: a state space with one decay per head (SSD), computed by matrix products."""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, model_validator
+
+from ...kernels.causal_conv1d import causal_conv1d, causal_conv1d_tree
+from ...kernels.ssd import ssd, ssd_tree
+from ..config import Config
+from ..context import LayerContext
+from ..interface import Cost
+from ..layers.norm import rms_norm
+from ..layers.params import Build, Float32Param, shape_of
+from .state_space import along, conv_kernel, known_state, refuse_lookahead, step_bias
+
+
+class Mamba2Config(Config):
+    """Mamba-2 (SSD) as a layer's mixer.
+
+    Attributes:
+        state_size: M.
+        head_dim: P, channels per head; divides expand * D.
+        expand: E / D.
+        num_groups: heads of a group share B and C; divides the number of heads.
+        conv_width: W, taps of the causal convolution.
+        dt_min: lowest step size at initialisation.
+        dt_max: highest step size at initialisation.
+        dt_floor: no step size begins below this.
+        a_init_range: decay rates per head begin log-uniform between these.
+    """
+
+    name: Literal["mamba2"] = "mamba2"
+    state_size: int = Field(default=64, ge=1)
+    head_dim: int = Field(default=64, ge=1)
+    expand: int = Field(default=2, ge=1)
+    num_groups: int = Field(default=1, ge=1)
+    conv_width: int = Field(default=4, ge=1)
+    dt_min: float = Field(default=1e-3, gt=0.0)
+    dt_max: float = Field(default=0.1, gt=0.0)
+    dt_floor: float = Field(default=1e-4, gt=0.0)
+    a_init_range: tuple[float, float] = (1.0, 16.0)
+
+    @model_validator(mode="after")
+    def _ranges_are_ranges(self) -> "Mamba2Config":
+        if self.dt_min > self.dt_max:
+            raise ValueError(f"dt_min={self.dt_min} is above dt_max={self.dt_max}")
+        low, high = self.a_init_range
+        if not 0 < low <= high:
+            raise ValueError(f"a_init_range={[low, high]}: want 0 < low <= high")
+        return self
+
+    def build(self, build: Build) -> "Mamba2":
+        """Makes the mixer."""
+        return Mamba2(self, build)
+
+
+class Mamba2State(NamedTuple):
+    """All that a Mamba-2 layer remembers; its size does not depend on the context.
+
+    Attributes:
+        conv: float32 (B W-1 E+2GM), the convolution's last inputs, oldest first.
+        ssm: float32 (B N P M).
+    """
+
+    conv: Float[Array, "B W-1 E+2GM"]
+    ssm: Float[Array, "B N P M"]
+
+
+class Mamba2Pending(NamedTuple):
+    """Inputs of the recurrence for verified tokens: what `commit` needs to run it again.
+
+    Attributes:
+        conv_input: (B T E+2GM), before the convolution.
+        x: (B T N P), after it.
+        dt: float32 (B T N).
+        B: (B T G M), after the convolution.
+        starts_document: bool (B T).
+    """
+
+    conv_input: Float[Array, "B T E+2GM"]
+    x: Float[Array, "B T N P"]
+    dt: Float[Array, "B T N"]
+    B: Float[Array, "B T G M"]
+    starts_document: Bool[Array, "B T"]
+
+
+class Mamba2(nnx.Module):
+    """State-space duality (arXiv 2405.21060, section 7 and figure 6).
+
+    `z, xBC, dt = u W_in`; `x, B, C = silu(conv(xBC))`; `dt = softplus(dt + bias)`;
+    `y = ssd(x, dt, A, B, C) + D x`; the output is `rms_norm(y * silu(z)) W_out`, the norm over each
+    group's channels.
+    """
+
+    def __init__(self, config: Mamba2Config, build: Build):
+        """Draws the two projections, the convolution, and the heads' rates and steps."""
+        inner = config.expand * build.width
+        if inner % config.head_dim:
+            raise ValueError(
+                f"head_dim={config.head_dim} does not divide expand * width = {inner}"
+            )
+        heads = inner // config.head_dim
+        if heads % config.num_groups:
+            raise ValueError(f"num_groups={config.num_groups} does not divide {heads} heads")
+        self.inner, self.heads, self.head_dim = inner, heads, config.head_dim
+        self.groups, self.state_size = config.num_groups, config.state_size
+        self.conv_width, self.norm_eps = config.conv_width, build.norm_eps
+        self.conv_channels = inner + 2 * self.groups * self.state_size
+        self.w_in = build.matrix(build.width, inner + self.conv_channels + heads)
+        self.conv = conv_kernel(build, config.conv_width, self.conv_channels)
+        self.conv_bias = nnx.Param(jnp.zeros((self.conv_channels,), jnp.float32))
+        self.dt_bias = step_bias(build, (heads,), config.dt_min, config.dt_max, config.dt_floor)
+        low, high = (math.log(rate) for rate in config.a_init_range)
+        draw = jax.random.uniform(build.rngs.params(), (heads,), jnp.float32)
+        self.A_log = Float32Param(low + draw * (high - low))
+        self.D = Float32Param(jnp.ones((heads,), jnp.float32))
+        self.norm = Float32Param(jnp.ones((inner,), jnp.float32))
+        self.w_out = build.matrix(inner, build.width, residual=True)
+
+    def init_state(self, batch: int, max_len: int, *, dtype: Any) -> Mamba2State:
+        """Zeros. Float32 whatever `dtype` says: rounding errors of a recurrence pile up."""
+        del max_len, dtype
+        return Mamba2State(
+            conv=jnp.zeros((batch, self.conv_width - 1, self.conv_channels), jnp.float32),
+            ssm=jnp.zeros((batch, self.heads, self.head_dim, self.state_size), jnp.float32),
+        )
+
+    def __call__(
+        self, x: Float[Array, "B T D"], state: Mamba2State | None, ctx: LayerContext
+    ) -> tuple[Float[Array, "B T D"], Mamba2State | None]:
+        """Runs the recurrence from the state (or from zeros) over the row's valid tokens."""
+        reset = ctx.starts_document
+        # Without a state to hand on, padding can stay: it is behind the tokens that it could touch.
+        lengths = None if state is None else ctx.lengths
+        conv, ssm = state if state is not None and ctx.history else (None, None)
+        z, conv_input, dt = self._enter(x)
+        mixed, conv = causal_conv1d(
+            conv_input,
+            self.conv[...],
+            self.conv_bias[...],
+            state=conv,
+            reset=reset,
+            lengths=lengths,
+            activation="silu",
+        )
+        x, B, C = self._split(mixed)
+        y, ssm = ssd(
+            x, dt, self._A(), B, C, D=self.D[...], state=ssm, reset=reset, lengths=lengths
+        )
+        return self._leave(y, z), None if state is None else Mamba2State(conv, ssm)
+
+    def verify(
+        self, x: Float[Array, "B T D"], state: Mamba2State, ctx: LayerContext
+    ) -> tuple[Float[Array, "B T D"], Mamba2Pending]:
+        """Runs the recurrence and keeps its inputs instead of its states."""
+        z, conv_input, dt = self._enter(x)
+        taps, bias, A, D = self.conv[...], self.conv_bias[...], self._A(), self.D[...]
+        reset = ctx.starts_document
+        conv, ssm = known_state(state.conv, ctx.start), known_state(state.ssm, ctx.start)
+        if ctx.parents is None:
+            mixed, _ = causal_conv1d(
+                conv_input, taps, bias, state=conv, reset=reset, activation="silu"
+            )
+            x, B, C = self._split(mixed)
+            y, _ = ssd(x, dt, A, B, C, D=D, state=ssm, reset=reset)
+        else:
+            mixed = causal_conv1d_tree(
+                conv_input, taps, bias, ctx.parents, state=conv, activation="silu"
+            )
+            x, B, C = self._split(mixed)
+            y = ssd_tree(x, dt, A, B, C, ctx.parents, D=D, state=ssm)
+        return self._leave(y, z), Mamba2Pending(conv_input, x, dt, B, reset)
+
+    def commit(
+        self,
+        state: Mamba2State,
+        pending: Mamba2Pending,
+        path: Int[Array, "B K"],
+        accepted: Int[Array, " B"],
+    ) -> Mamba2State:
+        """Runs the recurrence alone again, over the accepted tokens of the path."""
+        conv_input, x, dt, B, reset = (along(values, path) for values in pending)
+        _, conv = causal_conv1d(
+            conv_input, self.conv[...], None, state=state.conv, reset=reset, lengths=accepted
+        )
+        # What is read out is dropped, so that any C will do.
+        _, ssm = ssd(x, dt, self._A(), B, B, state=state.ssm, reset=reset, lengths=accepted)
+        return Mamba2State(conv, ssm)
+
+    def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
+        """Two projections, the convolution and the recurrence (five operations per state value).
+
+        The chunked form does more arithmetic than the recurrence, on faster units.
+        """
+        del bytes_per_value
+        width, columns = shape_of(self.w_in)
+        projections = 2 * width * (columns + self.inner)
+        recurrence = 2 * self.conv_width * self.conv_channels
+        recurrence += self.inner * (5 * self.state_size + 3)
+        values = (self.conv_width - 1) * self.conv_channels + self.inner * self.state_size
+        return Cost(
+            flops=float(batch * new_tokens * (projections + recurrence)),
+            bytes_read=float(4 * batch * values if context else 0),
+            state_bytes_fixed=float(4 * batch * values),
+            state_bytes_per_token=0.0,
+        )
+
+    def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:
+        """Causal masks only."""
+        del stateful
+        return refuse_lookahead("mamba2", ctx)
+
+    def _enter(self, x: Float[Array, "B T D"]) -> tuple[Array, Array, Array]:
+        """The gate z, the convolution's input and the step sizes (float32)."""
+        split = jnp.matmul(x, self.w_in[...].astype(x.dtype))
+        end = self.inner + self.conv_channels
+        dt = jax.nn.softplus(split[..., end:].astype(jnp.float32) + self.dt_bias[...])
+        return split[..., : self.inner], split[..., self.inner : end], dt
+
+    def _split(self, mixed: Float[Array, "B T E+2GM"]) -> tuple[Array, Array, Array]:
+        """X by heads, B and C by groups."""
+        shape = mixed.shape[:2]
+        end = self.inner + self.groups * self.state_size
+        by_group = (*shape, self.groups, self.state_size)
+        return (
+            mixed[..., : self.inner].reshape(*shape, self.heads, self.head_dim),
+            mixed[..., self.inner : end].reshape(by_group),
+            mixed[..., end:].reshape(by_group),
+        )
+
+    def _leave(
+        self, y: Float[Array, "B T N P"], z: Float[Array, "B T E"]
+    ) -> Float[Array, "B T D"]:
+        gated = y.reshape(z.shape).astype(jnp.float32) * jax.nn.silu(z.astype(jnp.float32))
+        by_group = (*z.shape[:2], self.groups, -1)
+        normed = rms_norm(gated.reshape(by_group), None, self.norm_eps).reshape(z.shape)
+        y = (normed * self.norm[...]).astype(z.dtype)
+        return y @ self.w_out[...].astype(y.dtype)
+
+    def _A(self) -> Float[Array, " N"]:
+        return -jnp.exp(self.A_log[...])

@@ -1,0 +1,45 @@
+"""The contract suite's models and helpers, as fixtures.
+
+    lab             tests/contract/models.py: ENTRIES, CAUSAL, run, verify, commit, head, ...
+    comparator      tests/contract/comparator.py: assert_same_ids, compare_ids, top2_gap
+    entry           each model of the suite in turn
+    causal_entry    each model that runs causally with a state
+    full_entry      each model that can look both ways; the others are shown to refuse
+
+    GENLAB_CONTRACT_ONLY=ema,hybrid     only these models (for a quick look at one)
+"""
+
+import os
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+HERE = Path(__file__).parent
+LAB = SimpleNamespace(**runpy.run_path(str(HERE / "models.py")))
+COMPARATOR = SimpleNamespace(**runpy.run_path(str(HERE / "comparator.py")))
+
+FIXTURES = {"entry": LAB.ENTRIES, "causal_entry": LAB.CAUSAL, "full_entry": LAB.ENTRIES}
+
+
+@pytest.fixture(scope="session")
+def lab() -> SimpleNamespace:
+    """The models and the compiled functions."""
+    return LAB
+
+
+@pytest.fixture(scope="session")
+def comparator() -> SimpleNamespace:
+    """The rule for equal ids."""
+    return COMPARATOR
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs a test once per model for the fixtures above."""
+    only = os.environ.get("GENLAB_CONTRACT_ONLY")
+    for fixture, entries in FIXTURES.items():
+        if fixture not in metafunc.fixturenames:
+            continue
+        names = [n for n in entries if not only or n in only.split(",")]
+        metafunc.parametrize(fixture, [entries[n] for n in names], ids=names)

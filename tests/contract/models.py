@@ -1,0 +1,184 @@
+"""The tiny models that every contract is checked on, made from the registries.
+
+A new name in a registry gets a model of its own here without any edit, from its defaults and the
+settings below (give it some where the defaults are missing or large). Nothing is exempt from the
+causal, stateful contracts without a written reason.
+"""
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from genlab.errors import ConfigError
+from genlab.paradigms import registry
+from genlab.paradigms.backbone import ModelConfig
+from genlab.paradigms.context import Context
+from genlab.paradigms.masks import Mask
+from genlab.paradigms.model import Model, build_model
+
+WIDTH, DEPTH, VOCAB, MAX_LEN = 16, 2, 23, 64
+
+# Settings by registered name, over the defaults.
+MIXERS: dict[str, dict] = {
+    "attention": {"num_heads": 4, "num_kv_heads": 2},
+    "mamba": {"state_size": 4},
+    "mamba2": {"state_size": 4, "head_dim": 8, "num_groups": 2},
+}
+MLPS: dict[str, dict] = {"swiglu": {"width": 24}}
+BLOCKS: dict[str, dict] = {}
+
+# Models whose settings the registries' defaults do not reach: pattern -> mixers by layer.
+ATTENTION = MIXERS["attention"] | {"name": "attention"}
+VARIANTS: dict[str, dict[str, dict]] = {
+    "attention_window": {"a": ATTENTION | {"window": 5, "qk_norm": True}},
+    "hybrid": {
+        "m": MIXERS["mamba"] | {"name": "mamba"},
+        "a": ATTENTION | {"window": 6},
+        "s": MIXERS["mamba2"] | {"name": "mamba2"},
+    },
+}
+
+# Entries that need not run causally with a state, and why. A test checks that they do refuse.
+BIDIRECTIONAL_ONLY = {
+    "symmetric_conv": "a token sees both its sides, so there is no state that new tokens extend",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One tiny model of the contract suite.
+
+    Attributes:
+        name: how tests call it.
+        config_json: its `ModelConfig`.
+    """
+
+    name: str
+    config_json: str
+
+    @functools.cached_property
+    def config(self) -> ModelConfig:
+        """The configuration."""
+        return ModelConfig.model_validate_json(self.config_json)
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The model, float32, built once, with weights large enough that every layer matters."""
+        model = build_model(self.config, seed=7)
+
+        def louder(path: Any, leaf: jax.Array) -> jax.Array:
+            # The embedding's small scale would leave nothing to see of the layers' errors.
+            return leaf * 25 if jax.tree_util.keystr(path) == "['embedding']" else leaf
+
+        return model.with_params(jax.tree_util.tree_map_with_path(louder, model.params))
+
+    def refusal(self, mask: Mask, *, stateful: bool = False) -> str | None:
+        """The reason why the model will not run under a mask, None if it will."""
+
+        def run(model: Model) -> Any:
+            state = model.init_state(1, 8) if stateful else None
+            return model(jnp.zeros((1, 3), jnp.int32), state, ctx=Context(mask=mask))
+
+        try:
+            jax.eval_shape(run, self.model)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+
+def layer(**parts: dict | None) -> dict:
+    """A layer: an attention mixer and a SwiGLU in a pre-norm block unless `parts` says else."""
+    return {
+        "block": {"name": "prenorm"},
+        "mixer": ATTENTION,
+        "mlp": MLPS["swiglu"] | {"name": "swiglu"},
+    } | parts
+
+
+def entry(name: str, layers: dict[str, dict]) -> Entry:
+    """A model of the given layers, each at least once and at least `DEPTH` in all."""
+    config = {
+        "width": WIDTH,
+        "depth": max(DEPTH, len(layers)),
+        "pattern": list(layers),
+        "layers": layers,
+        "max_len": MAX_LEN,
+        "vocab_size": VOCAB,
+    }
+    return Entry(name, json.dumps(config))
+
+
+def all_entries() -> dict[str, Entry]:
+    """Every registered mixer, block and MLP in at least one model, and the variants."""
+    found = {}
+    for name in registry.MIXERS:
+        mixer = MIXERS.get(name, {}) | {"name": name}
+        layers = {"x": layer(mixer=mixer)}
+        if name in BIDIRECTIONAL_ONLY:
+            layers["a"] = layer()
+        found[name] = entry(name, layers)
+    for name, mixers in VARIANTS.items():
+        found[name] = entry(name, {k: layer(mixer=mixer) for k, mixer in mixers.items()})
+    for name in registry.MLPS:
+        if name != "swiglu":
+            mlp = MLPS.get(name, {}) | {"name": name}
+            found[f"mlp_{name}"] = entry(f"mlp_{name}", {"x": layer(mlp=mlp)})
+    for name in registry.BLOCKS:
+        if name != "prenorm":
+            block = BLOCKS.get(name, {}) | {"name": name}
+            mamba = MIXERS["mamba"] | {"name": "mamba"}
+            layers = {"a": layer(block=block), "m": layer(block=block, mixer=mamba)}
+            found[f"block_{name}"] = entry(f"block_{name}", layers)
+    return found
+
+
+ENTRIES = all_entries()
+CAUSAL = {name: e for name, e in ENTRIES.items() if name not in BIDIRECTIONAL_ONLY}
+
+
+# Compiled once for all tests: jit tells the models apart by their configuration.
+
+
+@functools.partial(jax.jit, static_argnames=("collect",))
+def run(
+    model: Model,
+    tokens: jax.Array,
+    state: Any = None,
+    ctx: Context = Context(),  # noqa: B008  (frozen)
+    collect: tuple[int, ...] = (),
+) -> tuple[Any, Any]:
+    """`model(...)`, compiled: Out and state."""
+    return model(tokens, state, ctx=ctx, collect=collect)
+
+
+@jax.jit
+def verify(
+    model: Model,
+    tokens: jax.Array,
+    state: Any,
+    ctx: Context = Context(),  # noqa: B008
+) -> tuple[Any, Any]:
+    """`model.verify(...)`, compiled."""
+    return model.verify(tokens, state, ctx=ctx)
+
+
+@jax.jit
+def commit(
+    model: Model, state: Any, pending: Any, path: jax.Array, accepted: jax.Array
+) -> Any:
+    """`model.commit(...)`, compiled."""
+    return model.commit(state, pending, path, accepted)
+
+
+@jax.jit
+def head(model: Model, hidden: jax.Array) -> jax.Array:
+    """`model.head(...)`, compiled."""
+    return model.head(hidden)
+
+
+def random_tokens(seed: int, batch: int, length: int) -> jax.Array:
+    """int32 (B T), any id of the vocabulary."""
+    return jax.random.randint(jax.random.key(seed), (batch, length), 0, VOCAB, jnp.int32)
