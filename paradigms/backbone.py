@@ -233,7 +233,8 @@ class Backbone(nnx.Module):
     def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
         """Cost of all layers and of the head at every new position."""
         width, rows = self.config.width, self.config.padded_vocab_size
-        total = Cost(float(2 * batch * new_tokens * width * rows), 0.0, 0.0, 0.0)
+        counters = 3 * 4 * batch  # length, document and its start per row
+        total = Cost(float(2 * batch * new_tokens * width * rows), 0.0, float(counters), 0.0)
         for block in self.blocks:
             total += block.cost(batch, new_tokens, context, bytes_per_value)
         return total

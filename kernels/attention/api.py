@@ -81,5 +81,6 @@ def merge_attention(
     weight_a, weight_b = jnp.exp(log_total_a - peak), jnp.exp(log_total_b - peak)
     total = weight_a + weight_b
     total = jnp.where(total > 0, total, 1.0)
-    joined = (weight_a / total)[..., None] * out_a + (weight_b / total)[..., None] * out_b
+    share_a, share_b = (weight_a / total)[..., None], (weight_b / total)[..., None]
+    joined = share_a * out_a.astype(jnp.float32) + share_b * out_b.astype(jnp.float32)
     return joined.astype(out_a.dtype)

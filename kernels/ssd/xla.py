@@ -113,25 +113,14 @@ def _decays(
     Returns:
         The factor from step s to t (row t, column s; 0 for s > t), from the state before the chunk
         to step t, and from step s to the chunk's last step; all 0 across a reset.
-
-    A difference of cumulative sums loses digits when the sums are large (at dt A = -50 a chunk of
-    64 sums to -3200, where float32 is coarser than 1e-4). So each log is split into a multiple of
-    a power of two, whose sums and differences are exact in float32, and a small rest. Only the
-    rest carries gradients: its derivative is the log's.
     """
     chunk = logs.shape[-1]
     logs = jnp.maximum(logs, _LOWEST_LOG)
-    grid = 2.0 ** (math.ceil(math.log2(-_LOWEST_LOG * chunk)) - 23)
-    coarse = lax.stop_gradient(jnp.round(logs / grid) * grid)
-    coarse_sum, rest_sum = jnp.cumsum(coarse, axis=-1), jnp.cumsum(logs - coarse, axis=-1)
-
-    def since(at, frm):
-        return (coarse_sum[at] - coarse_sum[frm]) + (rest_sum[at] - rest_sum[frm])
-
-    rows, columns, last = (..., slice(None), None), (..., None, slice(None)), (..., slice(-1, None))
+    log_decay = _sums_between(logs)
+    log_start = jnp.cumsum(logs, axis=-1)
+    later = jnp.flip(jnp.cumsum(jnp.flip(logs[..., 1:], -1), axis=-1), -1)
+    log_end = jnp.pad(later, ((0, 0),) * (logs.ndim - 1) + ((0, 1),))
     visible = jnp.tril(jnp.ones((chunk, chunk), jnp.bool_))
-    log_decay, log_start = since(rows, columns), coarse_sum + rest_sum
-    log_end = since(last, (..., slice(None)))
     if reset is not None:
         document = jnp.cumsum(reset, axis=-1)
         visible = visible & (document[:, :, None] == document[:, None, :])[:, None, None]
@@ -139,3 +128,41 @@ def _decays(
         log_end = jnp.where((document == document[:, -1:])[:, None, None], log_end, -jnp.inf)
     decay = jnp.exp(jnp.where(visible, log_decay, -jnp.inf))
     return decay, jnp.exp(log_start), jnp.exp(log_end)
+
+
+@jax.custom_vjp
+def _sums_between(logs: Float[Array, "*batch C"]) -> Float[Array, "*batch C C"]:
+    """Returns the sum of logs s + 1 .. t at row t, column s, for s <= t (elsewhere anything).
+
+    A difference of cumulative sums loses digits when the sums are large (at dt A = -50 a chunk of
+    64 sums to -3200, where float32 is coarser than 1e-4). So each log is split into a multiple of
+    a power of two, whose sums and differences are exact in float32, and a small rest.
+    """
+    grid = 2.0 ** (math.ceil(math.log2(-_LOWEST_LOG * logs.shape[-1])) - 23)
+    coarse = jnp.round(logs / grid) * grid
+    coarse_sum, rest_sum = jnp.cumsum(coarse, axis=-1), jnp.cumsum(logs - coarse, axis=-1)
+
+    def difference(sums):
+        return sums[..., :, None] - sums[..., None, :]
+
+    return difference(coarse_sum) + difference(rest_sum)
+
+
+def _sums_between_forward(logs):
+    return _sums_between(logs), None
+
+
+def _sums_between_backward(_, cotangent):
+    """The cotangent of log r: the sum over all pairs s < r <= t.
+
+    The transpose of the forward differences would sum rows minus columns, in which pairs that do
+    not cross r cancel only up to rounding; a strong decay at r multiplies what they leave.
+    """
+    chunk = cotangent.shape[-1]
+    from_row = jnp.tril(jnp.ones((chunk, chunk), jnp.float32))  # [t, r]: t >= r
+    crossing = einsum("...ts,tr->...rs", cotangent, from_row)
+    strictly_before = jnp.tril(jnp.ones((chunk, chunk), jnp.bool_), -1)
+    return (jnp.sum(jnp.where(strictly_before, crossing, 0.0), axis=-1),)
+
+
+_sums_between.defvjp(_sums_between_forward, _sums_between_backward)

@@ -159,7 +159,7 @@ class Attention(nnx.Module):
             min(context + t + 1, self.window or context + t + 1) for t in range(new_tokens)
         )
         scores = 2 * 2 * seen * inner
-        token_bytes = 2 * kv_inner * bytes_per_value
+        token_bytes = 2 * kv_inner * bytes_per_value + 2 * 4  # and its order and document
         held = context if self.window is None else min(context, self.window)
         ring = 0 if self.window is None else self.window * token_bytes
         return Cost(

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from genlab.errors import ConfigError
 from genlab.paradigms import registry
 from genlab.paradigms.backbone import ModelConfig
@@ -139,13 +140,15 @@ ENTRIES = all_entries()
 CAUSAL = {name: e for name, e in ENTRIES.items() if name not in BIDIRECTIONAL_ONLY}
 
 
-# Compiled once for all tests: jit tells the models apart by their configuration.
+# Compiled once for all tests: jit tells the models apart by their configuration. Compiling is
+# nearly all that the suite costs, so LLVM leaves these small programs unoptimised.
+_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-@functools.partial(jax.jit, static_argnames=("collect",))
+@functools.partial(_jit, static_argnames=("collect",))
 def run(
     model: Model,
-    tokens: jax.Array,
+    tokens: Any,
     state: Any = None,
     ctx: Context = Context(),  # noqa: B008  (frozen)
     collect: tuple[int, ...] = (),
@@ -154,10 +157,10 @@ def run(
     return model(tokens, state, ctx=ctx, collect=collect)
 
 
-@jax.jit
+@_jit
 def verify(
     model: Model,
-    tokens: jax.Array,
+    tokens: Any,
     state: Any,
     ctx: Context = Context(),  # noqa: B008
 ) -> tuple[Any, Any]:
@@ -165,20 +168,19 @@ def verify(
     return model.verify(tokens, state, ctx=ctx)
 
 
-@jax.jit
-def commit(
-    model: Model, state: Any, pending: Any, path: jax.Array, accepted: jax.Array
-) -> Any:
+@_jit
+def commit(model: Model, state: Any, pending: Any, path: Any, accepted: Any) -> Any:
     """`model.commit(...)`, compiled."""
     return model.commit(state, pending, path, accepted)
 
 
-@jax.jit
+@_jit
 def head(model: Model, hidden: jax.Array) -> jax.Array:
     """`model.head(...)`, compiled."""
     return model.head(hidden)
 
 
-def random_tokens(seed: int, batch: int, length: int) -> jax.Array:
+def random_tokens(seed: int, batch: int, length: int) -> np.ndarray:
     """int32 (B T), any id of the vocabulary."""
-    return jax.random.randint(jax.random.key(seed), (batch, length), 0, VOCAB, jnp.int32)
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, VOCAB, (batch, length), dtype=np.int32)

@@ -1,13 +1,14 @@
 """A sequence means the same however it is cut, padded, packed or batched."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from genlab.paradigms.context import Context
 from genlab.paradigms.masks import Full
 
-LENGTH = 37  # prime, and longer than the windows, the chunks of kernels and the convolutions
+# Few shapes, since each costs a compilation per model: four rows, or one for a row alone.
+ROWS, ROOM = 4, 40
+LENGTH = 37  # prime, and longer than the windows, the convolutions and the kernels' chunks
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
 
@@ -23,240 +24,251 @@ def same_bits(got, want):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def row_of(state, row):
+    """One row of a state, on the host."""
+    return jax.tree.map(lambda a: np.asarray(a)[row : row + 1], state)
+
+
+def lengths_of(*lengths):
+    """A context that says how many tokens each row has."""
+    return Context(lengths=np.array(lengths, np.int32))
+
+
 @pytest.fixture(scope="module")
-def whole(lab):
+def call(lab):
+    """Runs a model: hidden states on the host, and the state."""
+
+    def of(model, tokens, state=None, ctx=Context()):  # noqa: B008  (frozen)
+        out, state = lab.run(model, tokens, state, ctx)
+        return np.asarray(out.hidden), state
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def whole(lab, call):
     """Each model's tokens, hidden states without state, and final state, of one call."""
     made = {}
 
     def of(entry):
         if entry.name not in made:
-            tokens = lab.random_tokens(1, 2, LENGTH)
-            free, none = lab.run(entry.model, tokens)
+            tokens = lab.random_tokens(1, ROWS, LENGTH)
+            free, none = call(entry.model, tokens)
             assert none is None
-            out, state = lab.run(entry.model, tokens, entry.model.init_state(2, LENGTH))
-            close(out.hidden, free.hidden, "with and without state")
-            made[entry.name] = tokens, free.hidden, state
+            hidden, state = call(entry.model, tokens, entry.model.init_state(ROWS, ROOM))
+            close(hidden, free, "with and without state")
+            made[entry.name] = tokens, free, state
         return made[entry.name]
 
     return of
 
 
-CUTS = {
-    "1,n-1": [1, LENGTH - 1],
-    "n-1,1": [LENGTH - 1, 1],
-    "ones": [1] * LENGTH,
-    "10,10,17": [10, 10, 17],
-}
-
-
-@pytest.mark.parametrize("cut", CUTS)
-def test_chunks_equal_one_call(lab, whole, causal_entry, cut):
+@pytest.mark.parametrize(
+    "sizes", [[1, 36], [36, 1], [1] * 37, [10, 10, 17]], ids=["1-36", "36-1", "ones", "10-10-17"]
+)
+def test_chunks_equal_one_call(call, whole, causal_entry, sizes):
     tokens, hidden, final = whole(causal_entry)
-    state, at = causal_entry.model.init_state(2, LENGTH), 0
-    for size in CUTS[cut]:
-        out, state = lab.run(causal_entry.model, tokens[:, at : at + size], state)
-        close(out.hidden, hidden[:, at : at + size], f"tokens from {at}")
+    state, at = causal_entry.model.init_state(ROWS, ROOM), 0
+    for size in sizes:
+        piece = tokens[:, at : at + size]
+        got, state = call(causal_entry.model, piece, state, lengths_of(*[size] * ROWS))
+        close(got, hidden[:, at : at + size], f"tokens from {at}")
         at += size
+    assert at == LENGTH
     close(state, final)
 
 
-def test_an_empty_history_need_not_be_read(lab, whole, causal_entry):
-    tokens, hidden, final = whole(causal_entry)
-    empty = causal_entry.model.init_state(2, LENGTH)
-    out, state = lab.run(causal_entry.model, tokens, empty, Context(history=False))
-    close(out.hidden, hidden)
-    close(state, final)
-
-
-def test_the_future_changes_nothing(lab, whole, causal_entry):
+def test_the_future_changes_nothing(lab, call, whole, causal_entry):
     tokens, hidden, _ = whole(causal_entry)
     for at in (1, 16, 36):
-        changed = tokens.at[:, at:].set((tokens[:, at:] + 5) % lab.VOCAB)
-        got = lab.run(causal_entry.model, changed)[0].hidden
+        changed = tokens.copy()
+        changed[:, at:] = (changed[:, at:] + 5) % lab.VOCAB
+        got, _ = call(causal_entry.model, changed)
         same_bits(got[:, :at], hidden[:, :at])
         assert np.abs(got[:, at:] - hidden[:, at:]).max() > 0.01  # but itself and what follows
 
 
-def test_the_distant_past_matters_where_no_window_hides_it(lab, whole, causal_entry):
-    if causal_entry.name == "attention_window":
-        reach = 2 * (5 - 1)  # two layers of a window of five tokens
-    else:
-        reach = LENGTH
+def test_the_past_matters_as_far_as_the_windows_reach(lab, call, whole, causal_entry):
     tokens, hidden, _ = whole(causal_entry)
-    got = lab.run(causal_entry.model, tokens.at[:, 0].add(1) % lab.VOCAB)[0].hidden
+    changed = tokens.copy()
+    changed[:, 0] = (changed[:, 0] + 5) % lab.VOCAB
+    got, _ = call(causal_entry.model, changed)
     moved = np.abs(got - hidden).max(axis=(0, 2)) > 0
-    assert moved[: min(reach, 4)].all()
+    reach = 2 * (5 - 1) if causal_entry.name == "attention_window" else LENGTH
+    assert moved[: min(reach + 1, 4)].all()
     assert not moved[reach + 1 :].any()
 
 
 def filled(state, value):
-    """A state whose unwritten memory of floating-point numbers holds `value`."""
-    is_float = lambda a: jnp.issubdtype(a.dtype, jnp.floating)  # noqa: E731
-    return jax.tree.map(lambda a: jnp.full_like(a, value) if is_float(a) else a, state)
+    """A state whose memory of floating-point numbers, none of it written yet, holds `value`."""
+    return jax.tree.map(
+        lambda a: np.full(a.shape, value, a.dtype) if a.dtype.kind == "f" else np.asarray(a), state
+    )
 
 
 @pytest.mark.parametrize("history", [True, False])
-@pytest.mark.parametrize("junk", [float("nan"), 1e4])
-def test_unwritten_memory_is_never_read(lab, causal_entry, junk, history):
+def test_unwritten_memory_is_never_read(lab, call, causal_entry, history):
     model = causal_entry.model
-    tokens = lab.random_tokens(2, 3, 17)
-    lengths = jnp.array([10, 17, 3])
-    ctx, more = Context(lengths=lengths, history=history), Context()
+    tokens = lab.random_tokens(2, ROWS, 17)
+    lengths = np.array([10, 17, 3, 0], np.int32)
+    ctx = Context(lengths=lengths, history=history)
+    ones = lengths_of(1, 1, 1, 1)
+    empty = model.init_state(ROWS, ROOM)
     got = []
-    for state in (model.init_state(3, LENGTH), filled(model.init_state(3, LENGTH), junk)):
-        first, state = lab.run(model, tokens, state, ctx)
-        looked, _ = lab.verify(model, tokens[:, :4], state, more)
-        then, _ = lab.run(model, tokens[:, :1], state, more)
-        got.append((first.hidden, looked.hidden, then.hidden))
+    for state in (empty, filled(empty, np.nan), filled(empty, 1e4)):
+        first, state = call(model, tokens, state, ctx)
+        looked = np.asarray(lab.verify(model, tokens[:, :4], state)[0].hidden)
+        then, _ = call(model, tokens[:, :1], state, ones)
+        got.append((first, looked, then))
+    assert all(np.isfinite(h).all() for h in got[0])
     same_bits(got[1], got[0])
-    assert all(np.isfinite(h).all() for h in got[1])
+    same_bits(got[2], got[0])
 
 
-# Places of seven tokens among ten. The last row is all padding.
-LAYOUTS = {
-    "left": [3, 4, 5, 6, 7, 8, 9],
-    "right": [0, 1, 2, 3, 4, 5, 6],
-    "holes": [0, 2, 3, 5, 6, 7, 9],
-    "mixed": [1, 2, 3, 4, 6, 7, 8],
-}
-
-
-def layouts(lab, seed):
-    """Tokens (5 10) with random ids at padding, valid, and the places of the real ones (4 7)."""
-    at = jnp.array(list(LAYOUTS.values()))
-    valid = jnp.zeros((5, 10), bool).at[jnp.arange(4)[:, None], at].set(True)
-    return lab.random_tokens(seed, 5, 10), valid, at
-
-
-@pytest.mark.parametrize("told", ["valid", "segment_ids"])
-def test_padding_anywhere_equals_the_row_alone(lab, causal_entry, told):
+def test_a_promise_of_no_history_changes_nothing(lab, call, causal_entry):
     model = causal_entry.model
-    tokens, valid, at = layouts(lab, 3)
+    tokens, lengths = lab.random_tokens(2, ROWS, 17), np.array([10, 17, 3, 0], np.int32)
+    empty = model.init_state(ROWS, ROOM)
+    promised, told = (Context(lengths=lengths, history=h) for h in (False, True))
+    close(call(model, tokens, empty, promised), call(model, tokens, empty, told))
+
+
+# Places of seven tokens among ten; a fourth row is all padding.
+PLACES = np.array([[3, 4, 5, 6, 7, 8, 9], [0, 1, 2, 3, 4, 5, 6], [1, 2, 4, 5, 6, 8, 9]])
+
+
+def padded_rows(lab, seed):
+    """Tokens (4 10) with random ids at padding, and valid: pads left, right, in holes, all."""
+    valid = np.zeros((ROWS, 10), bool)
+    valid[np.arange(3)[:, None], PLACES] = True
+    return lab.random_tokens(seed, ROWS, 10), valid
+
+
+def test_padding_anywhere_equals_the_row_alone(lab, call, causal_entry):
+    model = causal_entry.model
+    tokens, valid = padded_rows(lab, 3)
     ctx = Context(valid=valid)
-    if told == "segment_ids":
-        ctx = Context(segment_ids=jnp.where(valid, 0, -1))
-    free = lab.run(model, tokens, None, ctx)[0].hidden
-    out, state = lab.run(model, tokens, model.init_state(5, 20), ctx)
-    again, final = lab.run(model, tokens, state, ctx)  # the same again, on top of a history
-    for row in range(4):
-        real = tokens[row : row + 1, at[row]]
-        alone, own = lab.run(model, real, model.init_state(1, 20))
-        close(out.hidden[row, at[row]], alone.hidden[0])
-        close(free[row, at[row]], alone.hidden[0])
-        close(jax.tree.map(lambda a, r=row: a[r : r + 1], state), own)
-        alone, own = lab.run(model, real, own)
-        close(again.hidden[row, at[row]], alone.hidden[0])
-        close(jax.tree.map(lambda a, r=row: a[r : r + 1], final), own)
-    for hidden in (free, out.hidden, again.hidden):
-        np.testing.assert_array_equal(hidden[~np.array(valid)], 0)
-    blank = model.init_state(1, 20)
-    same_bits(jax.tree.map(lambda a: a[4:5], final), blank)
+    free, _ = call(model, tokens, None, ctx)
+    first, state = call(model, tokens, model.init_state(ROWS, ROOM), ctx)
+    again, final = call(model, tokens, state, ctx)  # once more, on top of a history
+    for row, at in enumerate(PLACES):
+        real = tokens[row : row + 1, at]
+        alone, own = call(model, real, model.init_state(1, ROOM))
+        close(first[row, at], alone[0])
+        close(free[row, at], alone[0])
+        close(row_of(state, row), own)
+        alone, own = call(model, real, own)
+        close(again[row, at], alone[0])
+        close(row_of(final, row), own)
+    for hidden in (free, first, again):
+        np.testing.assert_array_equal(hidden[~valid], 0)
+    same_bits(row_of(final, 3), model.init_state(1, ROOM))
 
 
-def test_what_stands_at_padding_changes_no_bit(lab, causal_entry):
+def test_what_stands_at_padding_changes_no_bit(lab, call, causal_entry):
     model = causal_entry.model
-    tokens, valid, _ = layouts(lab, 4)
-    pad, used = lab.VOCAB - 1, lab.VOCAB - 2
-    tokens = jnp.where(valid, jnp.minimum(tokens, used), pad)
-    loud = model.params | {"embedding": model.params["embedding"].at[pad].set(1e3)}
-    ctx, state = Context(valid=valid), model.init_state(5, 20)
-    got = lab.run(model.with_params(loud), tokens, state, ctx)
-    want = lab.run(model, tokens, state, ctx)
-    same_bits(got, want)
-    same_bits(
-        lab.run(model.with_params(loud), tokens, None, ctx)[0],
-        lab.run(model, tokens, None, ctx)[0],
-    )
+    tokens, valid = padded_rows(lab, 4)
+    pad = lab.VOCAB - 1
+    tokens = np.where(valid, np.minimum(tokens, pad - 1), pad)
+    embedding = np.array(model.params["embedding"])
+    embedding[pad] = 1e3
+    loud = model.with_params(model.params | {"embedding": embedding})
+    ctx = Context(valid=valid)
+    for state in (None, model.init_state(ROWS, ROOM)):
+        same_bits(call(loud, tokens, state, ctx), call(model, tokens, state, ctx))
 
 
 DOCUMENTS = [(0, 8), (8, 15), (15, 20)]  # of a packed row
 
 
-def packed(lab):
-    """Tokens (2 20) and segment ids: three documents, then only the second and padding."""
-    tokens = lab.random_tokens(5, 2, 20)
-    ids = jnp.concatenate([jnp.full((end - begin,), n) for n, (begin, end) in enumerate(DOCUMENTS)])
-    return tokens, jnp.stack([ids, jnp.where(ids == 1, 7, -1)]).astype(jnp.int32)
+def packed_rows(lab):
+    """Tokens (4 20) and segment ids: three documents, and each of them between padding."""
+    tokens = lab.random_tokens(5, ROWS, 20)
+    ids = np.repeat(np.arange(3), [end - begin for begin, end in DOCUMENTS])
+    rows = [ids, *(np.where(ids == n, 7, -1) for n in range(3))]
+    tokens[1:] = tokens[0]
+    return tokens, np.stack(rows).astype(np.int32)
 
 
-def test_packed_documents_equal_separate_ones(lab, causal_entry):
+def test_packed_documents_equal_separate_ones(lab, call, causal_entry):
     model = causal_entry.model
-    tokens, segment_ids = packed(lab)
+    tokens, segment_ids = packed_rows(lab)
     ctx = Context(segment_ids=segment_ids)
-    free = lab.run(model, tokens, None, ctx)[0].hidden
-    out, state = lab.run(model, tokens, model.init_state(2, 40), ctx)
-    close(out.hidden, free)
-    # The last document goes on without being told again.
-    more, _ = lab.run(model, tokens[:, :1], state)
-    lengths = jnp.array([end - begin for begin, end in DOCUMENTS])
-    rows = [jnp.pad(tokens[0, b:e], (0, 8 - (e - b))) for b, e in DOCUMENTS]
-    rows.append(jnp.pad(tokens[1, 8:15], (0, 1)))
-    lengths = jnp.append(lengths, 7)
-    alone, own = lab.run(model, jnp.stack(rows), model.init_state(4, 40), Context(lengths=lengths))
+    free, _ = call(model, tokens, None, ctx)
+    hidden, state = call(model, tokens, model.init_state(ROWS, ROOM), ctx)
+    close(hidden, free)
+    ones = lengths_of(1, 1, 1, 1)
+    more, _ = call(model, tokens[:, :1], state, ones)  # the last document goes on untold
+    separate = np.zeros((ROWS, 17), np.int32)
     for row, (begin, end) in enumerate(DOCUMENTS):
-        close(free[0, begin:end], alone.hidden[row, : end - begin])
-    close(free[1, 8:15], alone.hidden[3, :7])
-    last = jnp.stack([tokens[0, 0]] * 3 + [tokens[1, 0]])[:, None]
-    then, _ = lab.run(model, last, own)
-    close(more.hidden[0, 0], then.hidden[2, 0], "continued document of row 0")
-    close(more.hidden[1, 0], then.hidden[3, 0], "continued document of row 1")
+        separate[row, : end - begin] = tokens[0, begin:end]
+    alone, own = call(model, separate, model.init_state(ROWS, ROOM), lengths_of(8, 7, 5, 0))
+    then, _ = call(model, tokens[:, :1], own, ones)
+    for row, (begin, end) in enumerate(DOCUMENTS):
+        close(free[0, begin:end], alone[row, : end - begin])
+        close(free[row + 1, begin:end], alone[row, : end - begin], "between padding")
+        close(more[row + 1, 0], then[row, 0], "continued")
+    close(more[0, 0], then[2, 0], "the third document continued")
 
 
 @pytest.mark.parametrize("first", [8, 10])
-def test_documents_may_end_at_or_inside_a_chunk(lab, causal_entry, first):
+def test_documents_may_end_at_or_inside_a_chunk(lab, call, causal_entry, first):
     model = causal_entry.model
-    tokens, segment_ids = packed(lab)
-    whole, final = lab.run(
-        model, tokens, model.init_state(2, 40), Context(segment_ids=segment_ids)
-    )
-    state, got = model.init_state(2, 40), []
-    # One program for both cuts: twelve places, of which the first chunk leaves some empty.
+    tokens, segment_ids = packed_rows(lab)
+    empty = model.init_state(ROWS, ROOM)
+    hidden, final = call(model, tokens, empty, Context(segment_ids=segment_ids))
+    state, got = empty, []
     for begin, end in ((0, first), (first, 20)):
-        room = ((0, 0), (0, 12 - (end - begin)))
-        ids = jnp.pad(segment_ids[:, begin:end], room, constant_values=-1)
-        piece = jnp.pad(tokens[:, begin:end], room)
-        out, state = lab.run(model, piece, state, Context(segment_ids=ids))
-        got.append(out.hidden[:, : end - begin])
-    close(jnp.concatenate(got, axis=1), whole.hidden)
+        room = ((0, 0), (0, 20 - (end - begin)))  # one program for both chunks
+        ids = np.pad(segment_ids[:, begin:end], room, constant_values=-1)
+        piece = np.pad(tokens[:, begin:end], room)
+        part, state = call(model, piece, state, Context(segment_ids=ids))
+        got.append(part[:, : end - begin])
+    close(np.concatenate(got, axis=1), hidden)
     close(state, final)
 
 
-def test_documents_do_not_influence_one_another(lab, causal_entry):
+def test_documents_do_not_influence_one_another(lab, call, causal_entry):
     model = causal_entry.model
-    tokens, segment_ids = packed(lab)
+    tokens, segment_ids = packed_rows(lab)
     ctx = Context(segment_ids=segment_ids)
-    want = lab.run(model, tokens, None, ctx)[0].hidden
+    want, _ = call(model, tokens, None, ctx)
     for begin, end in DOCUMENTS:
-        changed = tokens.at[0, begin:end].set((tokens[0, begin:end] + 3) % lab.VOCAB)
-        got = lab.run(model, changed, None, ctx)[0].hidden
-        others = np.ones(20, bool)
-        others[begin:end] = False
-        same_bits(got[0, others], want[0, others])
+        changed = tokens.copy()
+        changed[0, begin:end] = (changed[0, begin:end] + 5) % lab.VOCAB
+        got, _ = call(model, changed, None, ctx)
+        same_bits(np.delete(got[0], np.s_[begin:end], 0), np.delete(want[0], np.s_[begin:end], 0))
         assert (np.abs(got[0, begin:end] - want[0, begin:end]).max(axis=-1) > 0).all()
 
 
-def test_both_ways_every_token_counts_and_padding_does_not(lab, full_entry):
-    if full_entry.refusal(Full()) is not None:
-        pytest.skip("refuses to look ahead: test_registry.py")
-    model = full_entry.model
-    tokens, valid, at = layouts(lab, 6)
-    hidden = lab.run(model, tokens, None, Context(valid=valid, mask=Full()))[0].hidden
-    for row in range(4):
-        alone = lab.run(model, tokens[row : row + 1, at[row]], None, Context(mask=Full()))[0]
-        close(hidden[row, at[row]], alone.hidden[0])
-        last = tokens[row : row + 1, at[row]].at[0, 3].add(1) % lab.VOCAB
-        other = lab.run(model, last, None, Context(mask=Full()))[0]
-        moved = np.abs(other.hidden - alone.hidden).max(axis=-1)[0] > 0
-        assert moved[2:5].all()  # the neighbours on both sides, whatever the reach
+def looks_both_ways(entry):
+    """Skips what refuses to: test_registry.py says which models may refuse."""
+    if entry.refusal(Full()) is not None:
+        pytest.skip("causal masks only")
+    return entry.model
 
 
-def test_both_ways_documents_stay_apart(lab, full_entry):
-    if full_entry.refusal(Full()) is not None:
-        pytest.skip("refuses to look ahead: test_registry.py")
-    model = full_entry.model
-    tokens, segment_ids = packed(lab)
+def test_both_ways_neighbours_count_and_padding_does_not(lab, call, full_entry):
+    model = looks_both_ways(full_entry)
+    tokens, valid = padded_rows(lab, 6)
+    hidden, _ = call(model, tokens, None, Context(valid=valid, mask=Full()))
+    for row, at in enumerate(PLACES):
+        real = tokens[row : row + 1, at]
+        alone, _ = call(model, real, None, Context(mask=Full()))
+        close(hidden[row, at], alone[0])
+        real[0, 3] = (real[0, 3] + 5) % lab.VOCAB
+        other, _ = call(model, real, None, Context(mask=Full()))
+        assert (np.abs(other - alone).max(axis=-1)[0, 2:5] > 0).all()
+    np.testing.assert_array_equal(hidden[~valid], 0)
+
+
+def test_both_ways_documents_stay_apart(lab, call, full_entry):
+    model = looks_both_ways(full_entry)
+    tokens, segment_ids = packed_rows(lab)
     ctx = Context(segment_ids=segment_ids, mask=Full())
-    want = lab.run(model, tokens, None, ctx)[0].hidden
-    changed = tokens.at[0, 8:15].set((tokens[0, 8:15] + 3) % lab.VOCAB)
-    got = lab.run(model, changed, None, ctx)[0].hidden
-    same_bits(np.delete(got[0], np.s_[8:15], axis=0), np.delete(want[0], np.s_[8:15], axis=0))
+    want, _ = call(model, tokens, None, ctx)
+    changed = tokens.copy()
+    changed[0, 8:15] = (changed[0, 8:15] + 5) % lab.VOCAB
+    got, _ = call(model, changed, None, ctx)
+    same_bits(np.delete(got[0], np.s_[8:15], 0), np.delete(want[0], np.s_[8:15], 0))
+    close(want[0, 8:15], want[2, 8:15], "in company and alone")

@@ -18,12 +18,16 @@ NAMES = ("x", "weight", "bias", "state")
 
 def make(length, seed=0, batch=TINY.batch, width=TINY.width):
     """Random arguments of the op by name."""
-    keys = jax.random.split(jax.random.key(seed), 4)
+    rng = np.random.default_rng(seed)  # NumPy: a jax.random call would compile for every shape
+
+    def normal(*shape):
+        return rng.standard_normal(shape, np.float32)
+
     return {
-        "x": jax.random.normal(keys[0], (batch, length, TINY.inner)),
-        "weight": jax.random.normal(keys[1], (width, TINY.inner)),
-        "bias": jax.random.normal(keys[2], (TINY.inner,)),
-        "state": jax.random.normal(keys[3], (batch, width - 1, TINY.inner)),
+        "x": normal(batch, length, TINY.inner),
+        "weight": normal(width, TINY.inner),
+        "bias": normal(TINY.inner),
+        "state": normal(batch, width - 1, TINY.inner),
     }
 
 
@@ -51,10 +55,8 @@ def gradients(arguments, weights, reset=None, lengths=None, *, implementation):
 
 
 def cotangents(arguments, seed=7):
-    keys = jax.random.split(jax.random.key(seed), 2)
-    return [
-        jax.random.normal(k, arguments[n].shape) for k, n in zip(keys, ("x", "state"), strict=True)
-    ]
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(arguments[name].shape, np.float32) for name in ("x", "state")]
 
 
 def assert_close(got, want, what=""):
@@ -68,7 +70,7 @@ def some_resets(length):
     reset = np.zeros((2, length), bool)
     reset[0, [0, length // 2]] = True
     reset[1, [length // 3, length - 1]] = True
-    return jnp.asarray(reset)
+    return reset
 
 
 def test_reference_is_the_convolution_in_numpy():
@@ -90,7 +92,7 @@ def test_outputs_state_and_gradients_equal_the_reference(implementation, length,
     a = make(length)
     options = {}
     if documents:
-        lengths = jnp.array([length, max(length - 2, 0)])
+        lengths = np.array([length, max(length - 2, 0)], np.int32)
         options = {"reset": some_resets(length), "lengths": lengths}
     want = run(a, **options, implementation="reference")
     got = run(a, **options, implementation=implementation)
@@ -107,7 +109,8 @@ def test_outputs_state_and_gradients_equal_the_reference(implementation, length,
 @pytest.mark.parametrize("width", [1, 2, 4])
 def test_an_impulse_is_seen_by_exactly_w_taps(implementation, width):
     a = {**make(9, width=width), "bias": None, "state": None}
-    a["x"] = jnp.zeros_like(a["x"]).at[:, 2].set(1.0)
+    a["x"] = np.zeros_like(a["x"])
+    a["x"][:, 2] = 1.0
     y, final = run(a, implementation=implementation, activation=None)
     want = np.zeros(y.shape, np.float32)
     want[:, 2 : 2 + width] = np.asarray(a["weight"])[::-1]
@@ -125,7 +128,7 @@ def test_an_impulse_is_seen_by_exactly_w_taps(implementation, width):
 
 
 @pytest.mark.parametrize("implementation", ALL)
-@pytest.mark.parametrize("sizes", [(10, 10, 17), (1, 2, 1, 1, 2, 3, 6), (2, 2)])
+@pytest.mark.parametrize("sizes", [(10, 10, 17), (1, 2, 10, 1, 17, 2, 2, 2), (2, 2)])
 def test_chained_calls_equal_one_call(implementation, sizes):
     a = make(sum(sizes))
     want_y, want_final = run(a, implementation="reference")
@@ -135,7 +138,7 @@ def test_chained_calls_equal_one_call(implementation, sizes):
         y, state = run(cut, implementation=implementation)
         ys.append(y)
         start += size
-    assert_close(jnp.concatenate(ys, axis=1), want_y)
+    assert_close(np.concatenate(ys, axis=1), want_y)
     assert np.array_equal(state, want_final)
 
 
@@ -153,10 +156,10 @@ def test_a_short_call_shifts_the_older_entries(implementation, length):
 
 @pytest.mark.parametrize("implementation", ALL)
 def test_packed_documents_equal_separate_ones(implementation):
-    sizes = (3, 1, 6, 5, 2)
+    sizes = (3, 1, 5, 5, 2)
     a = make(sum(sizes))
     starts = np.cumsum((0, *sizes[:-1]))
-    reset = jnp.zeros((2, sum(sizes)), jnp.bool_).at[:, starts].set(True)
+    reset = np.isin(np.tile(np.arange(sum(sizes)), (2, 1)), starts)
     y, final = run(a, reset, implementation=implementation)
     for start, size in zip(starts, sizes, strict=True):
         solo = {**a, "x": a["x"][:, start : start + size], "state": None}
@@ -172,8 +175,8 @@ def test_a_ragged_batch_equals_solo_runs_and_never_reads_its_padding(implementat
     lengths, total = (9, 0, 1, 5), 9
     a = make(total, batch=4)
     valid = np.arange(total) < np.array(lengths)[:, None]
-    poisoned = {**a, "x": jnp.where(valid[:, :, None], a["x"], jnp.nan)}
-    y, final = run(poisoned, lengths=jnp.array(lengths), implementation=implementation)
+    poisoned = {**a, "x": np.where(valid[:, :, None], a["x"], np.float32(np.nan))}
+    y, final = run(poisoned, lengths=np.array(lengths, np.int32), implementation=implementation)
     for row, length in enumerate(lengths):
         one = slice(row, row + 1)
         state = a["state"][one]
@@ -183,7 +186,7 @@ def test_a_ragged_batch_equals_solo_runs_and_never_reads_its_padding(implementat
             assert_close(y[one, :length], solo_y)
         assert np.array_equal(final[one], state)
         assert not np.asarray(y[row, length:]).any()
-    options = {"lengths": jnp.array(lengths), "implementation": implementation}
+    options = {"lengths": np.array(lengths, np.int32), "implementation": implementation}
     clean, got = (gradients(v, cotangents(a), **options) for v in (a, poisoned))
     for name in NAMES:
         assert_close(got[name], clean[name], f"gradient of {name}")
@@ -193,9 +196,9 @@ def test_a_ragged_batch_equals_solo_runs_and_never_reads_its_padding(implementat
 @pytest.mark.parametrize("implementation", ALL)
 def test_an_unwritten_state_is_not_read_where_a_document_begins(implementation):
     a = make(5)
-    reset = jnp.zeros((2, 5), jnp.bool_).at[:, 0].set(True)
+    reset = np.tile(np.arange(5) == 0, (2, 1))
     want = run({**a, "state": None}, implementation="reference")
-    unwritten = {**a, "state": jnp.full_like(a["state"], jnp.nan)}
+    unwritten = {**a, "state": np.full_like(a["state"], np.float32(np.nan))}
     got = run(unwritten, reset, implementation=implementation)
     assert_close(got[0], want[0])
     assert_close(got[1], want[1])
@@ -205,7 +208,9 @@ def test_an_unwritten_state_is_not_read_where_a_document_begins(implementation):
 def test_later_inputs_change_no_earlier_output(implementation):
     a = make(9)
     y, _ = run(a, implementation=implementation)
-    y_changed, _ = run({**a, "x": a["x"].at[:, 4].add(1.0)}, implementation=implementation)
+    changed = {**a, "x": a["x"].copy()}
+    changed["x"][:, 4] += 1.0
+    y_changed, _ = run(changed, implementation=implementation)
     assert y.shape == a["x"].shape
     assert np.array_equal(y[:, :4], y_changed[:, :4])
     moved = np.abs(np.asarray(y - y_changed)).max(axis=(0, 2)) > 0
@@ -229,7 +234,7 @@ def test_tree_nodes_equal_their_root_to_node_paths(width):
     parents = np.array([[-1, 0, 1, 2, 3, 1], [-1, -1, 1, 0, 3, 4]])
     a = make(parents.shape[1], width=width)
     tree = jax.jit(lambda a, p: causal_conv1d_tree(**a, parents=p, activation="silu"))
-    y = tree(a, jnp.asarray(parents))
+    y = tree(a, parents.astype(np.int32))
     for row in range(2):
         for node in range(parents.shape[1]):
             path, at = [], node

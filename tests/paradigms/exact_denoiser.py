@@ -4,7 +4,6 @@ The text is BOS and then n tokens of `joint`. Its answer at a hidden position is
 of that token given the visible ones, so what remains is the behaviour of the objective or sampler.
 """
 
-import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ import numpy as np
 from genlab.paradigms.interface import Out, SpecialIds
 
 IMPOSSIBLE = -40.0  # logit of what the law excludes
-LOUD = 50.0  # logit of every special id: nobody may ever draw one
+LOUD = 50.0  # logit of the mask id: its probability must be taken away, or all goes to it
 
 
 @jax.tree_util.register_pytree_node_class
@@ -25,7 +24,7 @@ class ExactDenoiser:
     dtype = jnp.float32
 
     def __init__(self, joint, shift=False):
-        """`joint`: probabilities, an array of n axes of size k; `shift`: answers come one earlier."""
+        """`joint`: probabilities, n axes of size k; `shift`: answers come one place earlier."""
         self.joint, self.shift = joint, shift
 
     @property
@@ -39,12 +38,13 @@ class ExactDenoiser:
         outcomes = jnp.asarray(list(itertools.product(range(k), repeat=n)))
         text = tokens[:, 1 : n + 1]
         agrees = (text[:, None] == outcomes) | (text[:, None] == self.specials.mask)
-        weight = jnp.all(agrees, axis=2) * self.joint.reshape(-1)
+        weight = jnp.where(jnp.all(agrees, axis=2), self.joint.reshape(-1), 0.0)
         chosen = jax.nn.one_hot(outcomes, k)
         law = jnp.einsum("bo,onk->bnk", weight, chosen, precision="highest")
         law /= jnp.maximum(jnp.sum(law, axis=2, keepdims=True), 1e-30)
         logits = jnp.where(law > 0, jnp.log(jnp.maximum(law, 1e-30)), IMPOSSIBLE)
-        logits = jnp.pad(logits, ((0, 0), (0, 0), (0, 4)), constant_values=LOUD)
+        logits = jnp.pad(logits, ((0, 0), (0, 0), (0, 4)), constant_values=IMPOSSIBLE)
+        logits = logits.at[:, :, self.specials.mask].set(LOUD)
         before = 0 if self.shift else 1
         after = tokens.shape[1] - n - before
         logits = jnp.pad(logits, ((0, 0), (before, after), (0, 0)))
@@ -72,14 +72,3 @@ def random_joint(k, n, seed=0):
 
 TIED_BITS = np.array([[0.5, 0.0], [0.0, 0.5]], np.float32)
 
-
-@dataclasses.dataclass
-class CallCounter:
-    """Counts the calls that reach a model, at run time."""
-
-    calls: int = 0
-
-    def hook(self, value):
-        """For `jax.debug.callback`."""
-        del value
-        self.calls += 1

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import runpy
 from pathlib import Path
@@ -35,13 +36,16 @@ KEYS = jax.random.split(jax.random.key(0), 512)
 
 @functools.cache
 def small_model(dropout=0.0):
+    layers = {
+        "conv": {"mixer": {"name": "symmetric_conv", "kernel_size": 3}},
+        "attention": {
+            "mixer": {"name": "attention", "num_heads": 2},
+            "mlp": {"name": "swiglu", "width": 16},
+        },
+    }
+    sizes = {"width": 16, "depth": 2, "max_len": 32, "vocab_size": 16, "dropout": dropout}
     config = ModelConfig.model_validate_json(
-        """{"width": 16, "depth": 2, "pattern": ["conv", "attention"], "max_len": 32,
-            "vocab_size": 16, "dropout": %s, "layers": {
-              "conv": {"mixer": {"name": "symmetric_conv", "kernel_size": 3}},
-              "attention": {"mixer": {"name": "attention", "num_heads": 2},
-                            "mlp": {"name": "swiglu", "width": 16}}}}"""
-        % dropout
+        json.dumps({**sizes, "pattern": ["conv", "attention"], "layers": layers})
     )
     return build_model(config, seed=0)
 
@@ -73,6 +77,11 @@ def losses(paradigm, model, batch, keys):
 
 
 @functools.partial(jax.jit, static_argnums=0)
+def hidden_nll(paradigm, model, batch, hidden):
+    return paradigm.hidden_nll(model, batch, hidden)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def likelihood(paradigm, model, batch, key):
     # `draws` and `is_bound` are not arrays; they are looked at outside.
     out = paradigm.log_likelihood(model, batch, key=key)
@@ -87,7 +96,7 @@ def subset_nll(paradigm, model, row):
     for index, chosen in enumerate(sets):
         hidden[index, list(chosen)] = True
     many = Batch(*(jnp.repeat(a, len(sets), axis=0) for a in row))
-    nll = jax.jit(lambda m, b, h: paradigm.hidden_nll(m, b, h)[0])(model, many, jnp.asarray(hidden))
+    nll = hidden_nll(paradigm, model, many, jnp.asarray(hidden))
     return dict(zip(sets, np.asarray(jnp.sum(nll, axis=1), np.float64), strict=True))
 
 
@@ -133,7 +142,7 @@ def test_bound_is_tight_for_the_exact_denoiser_and_above_nll_otherwise():
     for text in ([0, 1, 2, 0], [2, 2, 2, 2], [1, 0, 0, 2]):
         row = text_batch([text], oracle.specials)
         exact = -math.log(float(joint[tuple(text)]))
-        # Any order of unmasking multiplies out to the joint law, so the bound is no bound but equal.
+        # Any order of unmasking multiplies out to the joint law, so the bound is tight.
         assert exact_bound(p, oracle, row) == pytest.approx(exact, abs=1e-4)
         total += exact_bound(p, wrong, row) + math.log(float(wrong.joint[tuple(text)]))
     assert total == pytest.approx(0.0, abs=1e-3)
@@ -148,7 +157,7 @@ def test_bound_of_a_network_is_above_its_negative_log_likelihood():
     for index, bits in enumerate(itertools.product([False, True], repeat=4)):
         hidden[index, 1:] = bits
     many = Batch(*(jnp.repeat(a, 16, axis=0) for a in row))
-    nll = np.asarray(p.hidden_nll(model, many, jnp.asarray(hidden))[0], np.float64)
+    nll = np.asarray(hidden_nll(p, model, many, jnp.asarray(hidden)), np.float64)
     by_set = {tuple(np.flatnonzero(h)): v for h, v in zip(hidden, nll, strict=True)}
     orders = []
     for order in itertools.permutations(places):
@@ -186,13 +195,15 @@ def test_training_loss_estimates_the_bound_without_bias(shift, low_discrepancy):
 
 
 def test_low_discrepancy_varies_less():
-    batch, model = random_batch(8, 6), small_model()
+    # Weight 1/t has the same expected loss at every level; it is the other one that levels move.
+    batch, model = random_batch(3, 6), small_model()
     keys = jax.random.split(jax.random.key(2), 1024)
     even, independent = (
-        np.asarray(losses(paradigm(low_discrepancy=choice), model, batch, keys)).var()
+        np.asarray(losses(paradigm(weight="uniform", low_discrepancy=choice), model, batch, keys))
         for choice in (True, False)
     )
-    assert even < 0.8 * independent
+    assert even.var() < 0.7 * independent.var()
+    assert even.mean() == pytest.approx(independent.mean(), rel=0.1)
 
 
 def test_uniform_weight_counts_every_hidden_token_twice():
@@ -202,7 +213,7 @@ def test_uniform_weight_counts_every_hidden_token_twice():
     sums = loss(p, model, batch, key)
     t = noise_levels(jax.random.fold_in(key, 0), 3, low_discrepancy=True)
     hidden = mask_with_probability(jax.random.fold_in(key, 1), batch.loss_mask, t)
-    nll, _ = p.hidden_nll(model, batch, hidden)
+    nll = hidden_nll(p, model, batch, hidden)
     assert float(sums.nll_sum) == pytest.approx(2 * float(nll.sum()), rel=1e-5)
     assert float(sums.weight) == 21
     published = loss(paradigm(), model, batch, key)
@@ -231,8 +242,11 @@ def test_more_draws_shrink_the_error():
     }
     assert spread[8] < spread[2] / 3
     assert spread[32] < spread[8] / 3
-    out = paradigm(draws=2).log_likelihood(model, row, key=KEYS[0])
-    assert (out.draws, out.is_bound) == (2, True)
+    stated = []
+    jax.eval_shape(
+        lambda: stated.append(paradigm(draws=2).log_likelihood(model, row, key=KEYS[0])[3:])
+    )
+    assert stated == [(2, True)]
 
 
 def test_count_based_estimator_varies_less_than_masking_with_probability_t():
@@ -298,15 +312,15 @@ def test_padding_before_text_and_rows_of_padding_stay_padding():
 def test_packed_documents_do_not_see_one_another(shift):
     # The same set of hidden tokens, packed and as separate rows.
     one, two = random_batch(1, 5, seed=1), random_batch(1, 7, seed=2)
-    packed = Batch(
-        *(jnp.concatenate([a, b + i], axis=1) for a, b, i in zip(one, two, (0, 1, False)))
-    )
+    second = two._replace(segment_ids=two.segment_ids + 1)
+    packed = Batch(*(jnp.concatenate(pair, axis=1) for pair in zip(one, second, strict=True)))
     p, model = paradigm(shift=shift), small_model()
     hidden = jnp.asarray(np.random.default_rng(0).random((1, 12)) < 0.6) & p.counted(packed)
-    whole, _ = p.hidden_nll(model, packed, hidden)
-    first, _ = p.hidden_nll(model, one, hidden[:, :5])
-    second, _ = p.hidden_nll(model, two, hidden[:, 5:])
-    np.testing.assert_allclose(whole, jnp.concatenate([first, second], axis=1), atol=1e-5)
+    whole = hidden_nll(p, model, packed, hidden)
+    alone = [
+        hidden_nll(p, model, one, hidden[:, :5]), hidden_nll(p, model, two, hidden[:, 5:])
+    ]
+    np.testing.assert_allclose(whole, jnp.concatenate(alone, axis=1), atol=1e-5)
     assert np.asarray(p.counted(packed)).sum() == 10
 
 
@@ -345,7 +359,8 @@ def test_rows_without_scored_tokens_cost_nothing_and_keep_gradients_finite():
             sums = p.loss(small_model().with_params(params), rows, key=KEYS[5], train=False)
             return sums.nll_sum, sums.weight
 
-        (value, got), gradient = jax.value_and_grad(total, has_aux=True)(small_model().params)
+        differentiate = jax.jit(jax.value_and_grad(total, has_aux=True))
+        (value, got), gradient = differentiate(small_model().params)
         assert np.isfinite(value) and float(got) == weight
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
     nll, tokens, variance = likelihood(p, small_model(), half, KEYS[5])
@@ -368,7 +383,7 @@ def test_the_mask_id_has_no_probability():
 def test_visible_tokens_cost_nothing():
     batch, p = random_batch(2, 6), paradigm()
     hidden = jnp.zeros((2, 6), bool).at[:, 2].set(True)
-    nll = np.asarray(p.hidden_nll(small_model(), batch, hidden)[0])
+    nll = np.asarray(hidden_nll(p, small_model(), batch, hidden))
     assert (nll[:, 2] > 0).all()
     assert (np.delete(nll, 2, axis=1) == 0).all()
 
@@ -400,9 +415,9 @@ def test_mask_exactly_draws_every_set_equally_often():
 def test_dropout_only_while_training():
     batch, model = random_batch(2, 6), small_model(dropout=0.5)
     p = paradigm()
-    quiet = p.loss(model, batch, key=KEYS[7], train=False).nll_sum
-    same = p.loss(small_model(), batch, key=KEYS[7], train=False).nll_sum
-    noisy = p.loss(model, batch, key=KEYS[7], train=True).nll_sum
+    quiet = loss(p, model, batch, KEYS[7]).nll_sum
+    same = loss(p, small_model(), batch, KEYS[7]).nll_sum
+    noisy = jax.jit(lambda m: p.loss(m, batch, key=KEYS[7], train=True).nll_sum)(model)
     assert float(quiet) == pytest.approx(float(same), rel=1e-6)
     assert abs(float(noisy) - float(quiet)) > 1e-3
 

@@ -207,6 +207,11 @@ class Tokenizer(abc.ABC):
         """Returns int32 [V]: the bytes of text that each id stands for, 0 for special ids."""
         return np.array([len(piece or b"") for piece in self._pieces], np.int32)
 
+    def unused_ids(self) -> NDArray[np.int32]:
+        """Returns the ids that name no token: decoding refuses them, so nothing may draw them."""
+        holes = [index for index, piece in enumerate(self._pieces) if piece is None]
+        return np.array(holes, np.int32)
+
 
 class BytesTokenizer(Tokenizer):
     """One id per byte: 0 to 255, then BOS, EOS, PAD, MASK."""

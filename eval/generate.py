@@ -1,0 +1,298 @@
+"""Text in, text out, with any model and any decoding."""
+
+import dataclasses
+import math
+from collections.abc import Generator as PythonGenerator
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import CapacityError, ConfigError
+from ..paradigms.decoding.loop import advance, finished
+from ..paradigms.decoding.sampling import make_sampling
+from ..paradigms.decoding.state import DecodeState, Decoding, raise_failures
+from ..paradigms.model import Model
+from ..train.data.tokenizer import Tokenizer
+from .text_stream import TextStream, check_stops
+
+SMALLEST_BUCKET = 16  # tokens
+STEPS_BETWEEN_STOP_CHECKS = 8
+UNKNOWN = "·"  # stands for an unknown token of a canvas
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is asked for beside the prompts. Checked where it is used, before any compute.
+
+    Attributes:
+        max_new: tokens to add at most; 0 adds none.
+        temperature: 0 takes the most probable token each time.
+        top_k: 0 for off.
+        top_p: 1 for off.
+        min_p: 0 for off.
+        steps: model calls for the whole answer, for decodings that take that number; 0 means one
+            per new token there, and must stay 0 for the others.
+        seed: of the first prompt; prompt i takes seed + i.
+        stop: strings that end the answer; they are not part of it.
+        truncate_prompt: of a prompt that is too long keep BOS and the last tokens, instead of
+            refusing it.
+    """
+
+    max_new: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    steps: int = 0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    truncate_prompt: bool = False
+
+
+class Generation(NamedTuple):
+    """One answer.
+
+    Attributes:
+        text: the answer, without prompt, stop string and special tokens.
+        ids: the answer's ids, up to and with the one that ended it (EOS, or the one that completed
+            a stop string). Token counts come from here.
+        prompt_ids: what the model was given, BOS first.
+        finish_reason: "stop" for EOS or a stop string, "length" for `max_new`.
+        nfe: model calls made for the row, with those between a stop string and its discovery.
+        token_evals: tokens pushed through the model for the row, likewise.
+        dropped: tokens of the prompt that were cut off by `truncate_prompt`.
+    """
+
+    text: str
+    ids: list[int]
+    prompt_ids: list[int]
+    finish_reason: Literal["stop", "length"]
+    nfe: int
+    token_evals: int
+    dropped: int
+
+
+class Generator:
+    """Generates text. Prompts of similar length share compiled programs.
+
+    BOS begins every prompt, so an empty prompt is BOS alone. Prompts are padded up to a power of
+    two; each such width and batch size compiles once, whatever the options.
+    """
+
+    def __init__(self, model: Model, decoding: Decoding, tokenizer: Tokenizer) -> None:
+        """Takes a model ready to compute (see `Model.prepare`) and the tokenizer of its run.
+
+        Raises:
+            ConfigError: model and tokenizer differ in their number of ids.
+        """
+        if model.config.vocab_size != tokenizer.vocab_size:
+            raise ConfigError(
+                f"the model has {model.config.vocab_size} ids, the tokenizer has "
+                f"{tokenizer.vocab_size}: they do not belong together"
+            )
+        self.model, self.decoding, self.tokenizer = model, decoding, tokenizer
+        specials = tokenizer.specials
+        self._forbidden = sorted(
+            {specials.bos, specials.pad, specials.mask} - {specials.eos}
+            | set(tokenizer.unused_ids().tolist())
+        )
+
+    def generate(
+        self, prompts: Sequence[str], options: Options = Options()
+    ) -> list[Generation]:
+        """Answers all prompts in one batch.
+
+        Every answer is what its prompt and seed give alone, up to rounding.
+
+        Raises:
+            CapacityError: prompt and `max_new` exceed the model's length.
+            ConfigError: an option is out of range, or the decoding has no use for it.
+            DataError: a prompt is no text.
+            GenlabError: the model gave non-finite logits.
+        """
+        job = _Job(self, prompts, options)
+        n = STEPS_BETWEEN_STOP_CHECKS if options.stop else job.everything
+        for _ in job.run(n):
+            pass
+        return job.results()
+
+    def stream(
+        self, prompt: str, options: Options = Options()
+    ) -> PythonGenerator[str, None, Generation]:
+        """Answers one prompt, giving text as soon as it can no longer change.
+
+        The pieces are whole characters, hold nothing of a stop string, and join to the text of the
+        `Generation` that the generator returns (`result = yield from ...`). Options are checked
+        when the first piece is asked for.
+
+        Raises:
+            see `generate`.
+        """
+        job = _Job(self, [prompt], options)
+        for pieces in job.run(1):
+            if pieces[0]:
+                yield pieces[0]
+        return job.results()[0]
+
+    def canvas(
+        self, prompt: str, options: Options = Options()
+    ) -> PythonGenerator[str, None, Generation]:
+        """Answers one prompt, showing the whole answer after every step.
+
+        Unknown tokens are `UNKNOWN`. What is shown may still change or be cut at a stop; the
+        `Generation` that the generator returns is the answer.
+
+        Raises:
+            see `generate`.
+        """
+        job = _Job(self, [prompt], options)
+        for _ in job.run(1):
+            yield job.shown(0)
+        return job.results()[0]
+
+
+class _Job:
+    """One batch on its way."""
+
+    def __init__(self, generator: Generator, prompts: Sequence[str], options: Options) -> None:
+        self.generator, self.options = generator, options
+        if isinstance(prompts, str) or not prompts:
+            raise ConfigError(f"prompts: got {prompts!r}, want a list of at least one string")
+        for name in ("max_new", "seed"):
+            value = getattr(options, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f"{name}: got {value!r}, want a whole number, at least 0")
+        tokenizer = generator.tokenizer
+        stops = check_stops(options.stop)
+        encoded = [self._prompt_ids(ids) for ids in tokenizer.encode_batch(list(prompts))]
+        self.prompts = [ids for ids, _ in encoded]
+        self.dropped = [dropped for _, dropped in encoded]
+        self.streams = [
+            TextStream(
+                tokenizer,
+                stops=stops,
+                stop_ids=(tokenizer.specials.eos,),
+                continuing=bool(prompt),
+            )
+            for prompt in prompts
+        ]
+        self.read = [len(ids) for ids in self.prompts]
+        batch, config = len(prompts), generator.model.config
+        steps = options.steps
+        if generator.decoding.uses_steps and steps == 0:
+            steps = options.max_new
+        beyond = range(tokenizer.vocab_size, config.padded_vocab_size)
+        self.sampling = make_sampling(
+            batch,
+            vocab_size=config.padded_vocab_size,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            steps=steps,
+            forbidden_ids=[*generator._forbidden, *beyond],
+            stop_ids=[tokenizer.specials.eos],
+        )
+        self.state: DecodeState | None = None
+        width = min(_bucket(max(self.read)), config.max_len)
+        self.max_len = min(_bucket(width + options.max_new), config.max_len)
+        self.everything = self.max_len + max(steps, 0)
+        self.tokens = np.zeros((batch, width), np.int32)
+        for row, ids in enumerate(self.prompts):
+            self.tokens[row, : len(ids)] = ids
+
+    def run(self, n: int) -> Iterator[list[str]]:
+        """Advances n steps at a time; gives each row's new text after each time."""
+        if self.options.max_new == 0:
+            return
+        generator, batch = self.generator, len(self.prompts)
+        model, decoding = generator.model, generator.decoding
+        state = decoding.start(
+            model,
+            self.tokens,
+            lengths=np.array(self.read, np.int32),
+            sampling=self.sampling,
+            seeds=self.options.seed + np.arange(batch),
+            max_new=np.full((batch,), self.options.max_new, np.int32),
+            max_len=self.max_len,
+        )
+        while True:
+            self.state = state
+            raise_failures(state)
+            over = finished(state)
+            pieces = self._read_settled(state)
+            if over or all(stream.stopped for stream in self.streams):
+                ends = [stream.finish() for stream in self.streams]
+                yield [piece + end for piece, end in zip(pieces, ends, strict=True)]
+                return
+            yield pieces
+            stopped = np.array([stream.stopped for stream in self.streams])
+            if stopped.any():
+                state = state._replace(done=jnp.asarray(np.asarray(state.done) | stopped))
+            state = advance(model, decoding, state, n)
+
+    def results(self) -> list[Generation]:
+        """The answers, once `run` has ended."""
+        batch = len(self.prompts)
+        nfe = np.zeros((batch,), int) if self.state is None else np.asarray(self.state.nfe)
+        evals = np.zeros((batch,), int) if self.state is None else self.state.token_evals
+        return [
+            Generation(
+                text=stream.text,
+                ids=stream.ids,
+                prompt_ids=self.prompts[row],
+                finish_reason="stop" if stream.stopped else "length",
+                nfe=int(nfe[row]),
+                token_evals=int(evals[row]),
+                dropped=self.dropped[row],
+            )
+            for row, stream in enumerate(self.streams)
+        ]
+
+    def shown(self, row: int) -> str:
+        """The row's answer as it stands, settled or not."""
+        if self.state is None:
+            return ""
+        begin = len(self.prompts[row])
+        end = begin + self.options.max_new
+        tokens = np.asarray(self.state.tokens)[row, begin:end]
+        known = np.asarray(self.state.known)[row, begin:end]
+        join = self.generator.tokenizer.join
+        parts = [
+            join([one]) if is_known else UNKNOWN.encode()
+            for one, is_known in zip(tokens, known, strict=True)
+        ]
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+    def _read_settled(self, state: DecodeState) -> list[str]:
+        settled = np.minimum(np.asarray(self.generator.decoding.settled(state)), state.limit)
+        tokens = np.asarray(state.tokens)
+        pieces = []
+        for row, stream in enumerate(self.streams):
+            end = max(self.read[row], int(settled[row]))
+            pieces.append(stream.push(tokens[row, self.read[row] : end].tolist()))
+            self.read[row] = end
+        return pieces
+
+    def _prompt_ids(self, ids: np.ndarray) -> tuple[list[int], int]:
+        max_new, max_len = self.options.max_new, self.generator.model.config.max_len
+        room = max_len - max_new - 1
+        if room < 0:
+            raise CapacityError(
+                f"max_new={max_new} leaves no room for BOS: the model holds {max_len} tokens"
+            )
+        dropped = max(0, len(ids) - room)
+        if dropped and not self.options.truncate_prompt:
+            raise CapacityError(
+                f"a prompt of {len(ids) + 1} tokens (BOS included) and max_new={max_new} need "
+                f"{len(ids) + 1 + max_new} places, but the model holds {max_len} tokens; shorten "
+                "one of them, or truncate the prompt"
+            )
+        return [self.generator.tokenizer.specials.bos, *ids[dropped:].tolist()], dropped
+
+
+def _bucket(length: int) -> int:
+    """The next power of two, so that few widths exist."""
+    return max(SMALLEST_BUCKET, 2 ** math.ceil(math.log2(max(1, length))))
