@@ -83,14 +83,17 @@ def compare_command(
         results, folder = compare(
             comparison, out=out, only=only, view_of=LiveView(progress).view_of
         )
-    console.print(terminal_table(results))
+    # The table needs 100 columns; a narrower terminal folds lines rather than losing figures.
+    Console(width=max(console.width, 100)).print(terminal_table(results))
     console.print(f"report: {folder / 'report.html'}   figures: {folder / 'results.json'}")
 
 
 def evaluate_command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     out: Annotated[Path | None, typer.Option(help="Write the row as JSON to this file.")] = None,
-    max_windows: Annotated[int | None, typer.Option(help="Test windows; all when left out.")] = None,
+    max_windows: Annotated[
+        int | None, typer.Option(help="Windows of the test split; all when left out.")
+    ] = None,
 ) -> None:
     """Measures one trained run: likelihood, samples, latency, state size."""
     console = Console()

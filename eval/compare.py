@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from ..errors import ConfigError, suggest
 from ..paradigms.model import abstract_model
 from ..train.data.pipeline import Data, build_data
-from .compare_config import Comparison
+from .compare_config import CompareConfig, Comparison
 from .entry import View, cached_row, entry_hashes, run_entry
 from .floors import all_floors
 from .measure import Judge
@@ -64,8 +64,8 @@ def compare(
     phases["data"] = time.perf_counter() - begin
 
     begin = time.perf_counter()
-    judge = make_judge(comparison, data)
-    floors = _floors(comparison, data, judge, out, shared)
+    judge = make_judge(config.samples.judge_order, data)
+    floors = _cached_floors(config, data, judge, out, shared)
     phases["floors"] = time.perf_counter() - begin
 
     rows = []
@@ -113,7 +113,7 @@ def check_sizes(comparison: Comparison, data: Data) -> None:
         )
 
 
-def make_judge(comparison: Comparison, data: Data) -> Judge:
+def make_judge(order: int, data: Data) -> Judge:
     """Counts the judge's n-grams over the training documents and collects their words."""
     store = data.train
     bos = data.tokenizer.specials.bos
@@ -122,16 +122,15 @@ def make_judge(comparison: Comparison, data: Data) -> Judge:
         sequences,
         vocab_size=data.tokenizer.vocab_size,
         bos_id=bos,
-        order=comparison.config.samples.judge_order,
+        order=order,
     )
     words = training_words(document.text for document in data.documents("train"))
     return Judge(ngram, words, data.test.tokens)
 
 
-def _floors(
-    comparison: Comparison, data: Data, judge: Judge, out: Path, view: View
+def _cached_floors(
+    config: CompareConfig, data: Data, judge: Judge, out: Path, view: View
 ) -> list[Floor]:
-    config = comparison.config
     key = stable_hash(
         data.fingerprint,
         config.samples.judge_order,
@@ -142,6 +141,15 @@ def _floors(
     if path.exists():
         return FLOORS.validate_json(path.read_bytes())
     view.phase("floors", 0, 1)
+    floors = make_floors(config, data, judge)
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, FLOORS.dump_json(floors))
+    view.phase("floors", 1, 1)
+    return floors
+
+
+def make_floors(config: CompareConfig, data: Data, judge: Judge) -> list[Floor]:
+    """What needs no network, over exactly the windows that the entries score."""
     store = data.train
     specials = data.tokenizer.specials
     windows = data.evaluation_windows("test", max_windows=config.likelihood.max_windows)
@@ -151,7 +159,7 @@ def _floors(
             if segments[0] >= 0:
                 sequences.append(row[segments >= 0])
     pieces = [data.tokenizer.decode_bytes(ids[1:]) for ids in sequences]
-    floors = all_floors(
+    return all_floors(
         train_sequences=[[specials.bos, *store.document(i)] for i in range(store.num_documents)],
         windows=sequences,
         window_bytes=windows.byte_counts,
@@ -161,10 +169,6 @@ def _floors(
         bos_id=specials.bos,
         ngram=judge.ngram,
     )
-    out.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, FLOORS.dump_json(floors))
-    view.phase("floors", 1, 1)
-    return floors
 
 
 def _results(

@@ -94,12 +94,12 @@ def run_entry(
     run_folder = _fresh_folder(name, folder, hashes, view)
     phases: dict[str, float] = {}
     begin = time.perf_counter()
-    result = train(entry.run, run_folder, data=data, progress=view.training)
+    result = train(entry.run, run_folder, data=data, progress=view.training, note=view.note)
     phases["training"] = result.train_s
     phases["compile"] = result.compile_s
     rest = time.perf_counter() - begin - result.train_s - result.compile_s
     phases["training_other"] = max(0.0, rest)
-    row = _measure(name, entry, compare, data, judge, floors, result, hashes, phases, view)
+    row = measure_entry(name, entry, compare, data, judge, floors, result, hashes, phases, view)
     atomic_write(folder / ROW_FILE, row.model_dump_json())
     return row
 
@@ -114,7 +114,7 @@ def _fresh_folder(name: str, folder: Path, hashes: EntryHashes, view: View) -> P
     return run_folder
 
 
-def _measure(
+def measure_entry(
     name: str,
     entry: EntryConfig,
     compare: CompareConfig,
@@ -126,6 +126,20 @@ def _measure(
     phases: dict[str, float],
     view: View,
 ) -> Row:
+    """Measures a trained entry: likelihood, samples, latency, state size.
+
+    Args:
+        name: of the entry.
+        entry: its configuration.
+        compare: the comparison's settings.
+        data: what all entries share.
+        judge: scores samples.
+        floors: for the plain words on training.
+        result: the trained run.
+        hashes: the entry's identities.
+        phases: seconds spent so far; what is spent here is added.
+        view: progress.
+    """
     config = entry.run
     specials = data.tokenizer.specials
     paradigm = config.paradigm.build(specials)

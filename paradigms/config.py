@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Self, Union
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,12 @@ class Config(BaseModel):
     def canonical_json(self) -> str:
         """All fields, defaults included, as JSON in declaration order: equal text, equal config."""
         return self.model_dump_json()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Like pydantic's, but the copy does not inherit the cached JSON of the original."""
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("canonical_json", None)
+        return copy
 
     def __hash__(self) -> int:
         """Hashes the canonical JSON, so that dicts inside are no obstacle."""

@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
 
 class SpecialIds(NamedTuple):
-    """Ids with a meaning beside text; they come after the text vocabulary.
+    """Ids with a meaning beside text. Any of them may be 0: compare with `is None`, never by truth.
 
     Attributes:
         bos: begins every row and document.

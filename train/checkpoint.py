@@ -68,6 +68,7 @@ class Meta(Config):
         progress: what the loop has to remember beside arrays: sums of the metrics line that is not
             written yet, seconds so far.
         best: the best evaluation so far.
+        crc32: of all the other fields.
     """
 
     format: str = FORMAT
@@ -78,6 +79,12 @@ class Meta(Config):
     leaves: dict[str, Leaf]
     progress: dict[str, Any]
     best: Best | None
+    crc32: int = 0
+
+    def sealed(self) -> "Meta":
+        """The same with its checksum."""
+        text = self.model_dump_json(exclude={"crc32"})
+        return self.model_copy(update={"crc32": zlib.crc32(text.encode())})
 
 
 class Identity(NamedTuple):
@@ -169,7 +176,7 @@ class Writer:
         about = {name: describe(array) for name, array in leaves.items()}
         meta = Meta(
             step=step, **self._identity._asdict(), leaves=about, progress=progress, best=best
-        )
+        ).sealed()
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(leaves),
             meta=ocp.args.JsonSave(meta.model_dump(mode="json")),
@@ -260,21 +267,24 @@ def read(path: Path, wanted: dict[str, Any] | None, *, prefix: str = "") -> tupl
     meta = read_meta(path)
     if wanted is not None:
         check_leaves(meta.leaves, wanted, path)
-    names = [name for name in meta.leaves if name.startswith(prefix)]
-    item = {name: 0 for name in names}
-    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
     handler = ocp.PyTreeCheckpointHandler()
+    arrays = {}
+    # One leaf at a time: a failure then leaves no other reads behind that end in tracebacks.
+    for name in meta.leaves:
+        if name.startswith(prefix):
+            arrays[name] = _read_leaf(handler, path / "state", name)
+            if describe(arrays[name]) != meta.leaves[name]:
+                raise Corrupt(f"leaf {name} is not what was saved (checksum)")
+    return arrays, meta
+
+
+def _read_leaf(handler: ocp.PyTreeCheckpointHandler, folder: Path, name: str) -> np.ndarray:
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
+    args = ocp.args.PyTreeRestore(item={name: 0}, restore_args=as_numpy, partial_restore=True)
     try:
-        arrays = handler.restore(
-            path / "state",
-            args=ocp.args.PyTreeRestore(item=item, restore_args=as_numpy, partial_restore=True),
-        )
+        return np.asarray(handler.restore(folder, args=args)[name])
     except UNREADABLE as error:
         raise Corrupt(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-    for name in names:
-        if name not in arrays or describe(np.asarray(arrays[name])) != meta.leaves[name]:
-            raise Corrupt(f"leaf {name} is not what was saved (checksum)")
-    return {name: np.asarray(arrays[name]) for name in names}, meta
 
 
 def read_meta(path: Path) -> Meta:
@@ -292,9 +302,12 @@ def read_meta(path: Path) -> Meta:
     if isinstance(raw, dict) and raw.get("format", FORMAT) != FORMAT:
         raise CheckpointError(f"{path}: format {raw['format']!r}, this version reads {FORMAT!r}")
     try:
-        return Meta.model_validate_json(json.dumps(raw))
+        meta = Meta.model_validate_json(json.dumps(raw))
     except ValidationError as error:
         raise Corrupt(f"{file.name} is damaged: {error.error_count()} faults") from None
+    if meta.sealed() != meta:
+        raise Corrupt(f"{file.name} is not what was saved (checksum)")
+    return meta
 
 
 def read_newest(
@@ -330,8 +343,8 @@ def read_newest(
         return arrays, meta
     if steps:
         raise CheckpointError(
-            f"{folder}: all {len(steps)} checkpoints are corrupt (now in {set_aside}); run again to "
-            "train from the start"
+            f"{folder}: all {len(steps)} checkpoints are corrupt (now in {set_aside}); run again "
+            "to train from the start"
         )
     return None
 

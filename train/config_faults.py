@@ -79,7 +79,8 @@ def _wanted(fault: Fault) -> str:
         return said.removeprefix("Value error, ")
     said = said.removeprefix("Input should be ").removeprefix("Input should ")
     if kind == "literal_error" and isinstance(value, str):
-        names = [name.strip().strip("'") for name in ctx["expected"].replace(" or ", ", ").split(",")]
+        listed = ctx["expected"].replace(" or ", ", ").split(",")
+        names = [name.strip().strip("'") for name in listed]
         return f"got {value!r}, want {said}{suggest(value, names)}"
     got = "a mapping" if isinstance(value, dict) else repr(value)
     if kind in ("model_type", "dict_type", "model_attributes_type"):

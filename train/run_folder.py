@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, who may write into it, and how a trained run is loaded.
+"""A run's folder: what is in it, and how a trained run is loaded.
 
     config.yaml        the resolved configuration; loads like any other
     identity.json      fingerprints of corpus and tokenizer
@@ -9,26 +9,40 @@
     tensorboard/       with `training.tensorboard`
     profile/           with `training.profile`
     result.json        written last: the run is finished
+
+One process at a time writes into it.
 """
 
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from ..errors import CheckpointError, ConfigError, DataError
 from ..paradigms.interface import Paradigm, SpecialIds
 from ..paradigms.model import Model, abstract_model
-from .checkpoint import Corrupt, Identity, read, read_meta, steps_in
+from .checkpoint import (
+    Corrupt,
+    Identity,
+    check_identity,
+    check_leaves,
+    flatten,
+    read,
+    read_meta,
+    steps_in,
+    unflatten,
+)
 from .config import RunConfig, config_hash, first_difference, plain
 from .data.pipeline import Data
 from .data.tokenizer import Tokenizer
 from .data.tokenizer_config import load_tokenizer, save_tokenizer
+from .files import write_text
 from .yaml_loader import dump_yaml, load_yaml, validate
 
 CONFIG, IDENTITY, TOKENIZER = "config.yaml", "identity.json", "tokenizer"
@@ -163,16 +177,12 @@ def load_params(path: Path, config: RunConfig, identity: Identity) -> Model:
         Corrupt: it cannot be read.
         CheckpointError: it belongs to another run, or its leaves do not fit the configuration.
     """
-    from .checkpoint import check_identity, check_leaves, flatten, unflatten
-
     prefix = "params." if config.training.ema_decay is None else "ema."
     arrays, meta = read(path, None, prefix=prefix)
     check_identity(meta, identity, path)
     model = abstract_model(config.model)
     arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
     check_leaves(arrays, flatten(model.params), path)
-    import jax
-
     return model.with_params(jax.device_put(unflatten(model.params, arrays)))
 
 
@@ -189,24 +199,6 @@ def read_result(path: Path) -> dict[str, Any] | None:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file completely or not at all.
-
-    Raises:
-        CheckpointError: the disk is full or not writable.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _config_text(config: RunConfig) -> str:

@@ -16,23 +16,14 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import DataError
+from ...paradigms.interface import SpecialIds
 
 FORMAT = "genlab-tokenizer-1"
-
-
-class SpecialIds(NamedTuple):
-    """The ids that are no text. Any of them may be 0: compare with `is None`, never by truth."""
-
-    bos: int
-    eos: int
-    pad: int
-    mask: int
 
 
 SPECIAL_NAMES = SpecialIds("<|bos|>", "<|eos|>", "<|pad|>", "<|mask|>")  # type: ignore[arg-type]

@@ -123,6 +123,13 @@ def test_how_steps_are_divided_does_not_matter():
         jax.tree.map(np.testing.assert_array_equal, rest_of(state), whole)
 
 
+def test_at_most_n_steps_are_taken():
+    state = begin(stop_ids=())
+    for n, total in ((0, 1), (3, 4), (1, 5), (2**40, 12)):
+        state = advance(MODEL, PLAIN, state, n)
+        assert np.asarray(state.nfe).tolist() == [total] * 4
+
+
 def test_a_finished_row_never_changes():
     state = begin(NOISY, temperature=1.0, max_new=[2, 12, 12, 3], stop_ids=())
     kept = {}
