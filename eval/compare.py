@@ -195,7 +195,7 @@ def _results(
         environment=environment(),
         phases_s=phases,
         data=DataRecord(
-            name=source.name,
+            name=getattr(source, "corpus", source.name),
             tokenizer=data.tokenizer.kind,
             vocab_size=data.tokenizer.vocab_size,
             fingerprint=data.fingerprint,

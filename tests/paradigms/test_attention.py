@@ -30,7 +30,7 @@ def make(**settings):
 
 def by_hand(p, u, *, num_heads, num_kv_heads=None, head_dim=None, window=None, rope_base=10000.0,
             qk_norm=False, soft_cap=None):
-    """Causal attention, one query and head at a time (Vaswani et al. 2017; 2104.09864; 2305.13245)."""
+    """Causal attention, one query and head at a time (1706.03762, 2104.09864)."""
     kv_heads = num_kv_heads or num_heads
     H = head_dim or WIDTH // num_heads
 

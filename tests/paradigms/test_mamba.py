@@ -94,7 +94,7 @@ def test_rates_and_steps_stay_float32_and_are_not_decayed():
 
 
 def test_an_impulse_meets_exactly_the_taps():
-    mixer, p = make(MambaConfig(state_size=2, conv_width=4))
+    mixer, _ = make(MambaConfig(state_size=2, conv_width=4))
     mixer.conv_bias[...] = jnp.zeros_like(mixer.conv_bias[...])
     impulse = jnp.zeros((1, 8, WIDTH)).at[0, 2].set(1.0)
     ctx = layer_ctx(8)
@@ -125,7 +125,7 @@ def test_every_setting_changes_the_parameters(change):
 
 
 def test_a_range_upside_down_is_refused():
-    with pytest.raises(ValidationError, match="dt_min=0.5 is above dt_max=0.1"):
+    with pytest.raises(ValidationError, match=r"dt_min=0\.5 is above dt_max=0\.1"):
         MambaConfig.model_validate_json(json.dumps({"dt_min": 0.5}))
     with pytest.raises(ValidationError, match="state_size"):
         MambaConfig.model_validate_json(json.dumps({"state_size": 0}))

@@ -40,8 +40,8 @@ def visible(mask, valid=None, start=0):
 
 def vectors(q_lo, q_hi, q_tag=None, k_tag=None):
     """A `Vectors` mask for one row."""
-    rows = (None if v is None else jnp.array(v, jnp.int32)[None] for v in (q_lo, q_hi, q_tag, k_tag))
-    return Vectors(*rows)
+    given = (q_lo, q_hi, q_tag, k_tag)
+    return Vectors(*(None if v is None else jnp.array(v, jnp.int32)[None] for v in given))
 
 
 t, s = np.meshgrid(ORDER, ORDER, indexing="ij")

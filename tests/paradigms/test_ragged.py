@@ -96,7 +96,8 @@ def test_a_tree_s_orders_are_depths_and_padding_may_stand_in_it():
     parents = jnp.array([[-1, -1, 0, -1, 2]], jnp.int32)  # token 1 is padding
     valid = jnp.array([[True, False, True, True, True]])
     state = state_of([6], [0], [2])
-    got = compact(jnp.arange(5, dtype=jnp.int32)[None], state, Context(valid=valid, parents=parents))
+    tokens = jnp.arange(5, dtype=jnp.int32)[None]
+    got = compact(tokens, state, Context(valid=valid, parents=parents))
     np.testing.assert_array_equal(got.tokens[0, :4], [0, 2, 3, 4])
     np.testing.assert_array_equal(got.layer_ctx.parents[0, :4], [-1, 0, -1, 1])
     np.testing.assert_array_equal(got.layer_ctx.order[0, :4], [6, 7, 6, 8])

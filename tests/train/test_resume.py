@@ -19,11 +19,7 @@ from genlab.train.signals import Interrupted
 
 CHILD = Path(__file__).with_name("train_child.py")
 DROPOUT = ("model.dropout=0.1", "training.ema_decay=0.9", "training.evaluate_every=3")
-MAMBA = (
-    'model.layers={m: {mixer: {name: mamba, state_size: 4}}}',
-    "model.pattern=[m]",
-    "model.dropout=0.1",
-)
+MAMBA = ("model.layers.a.mixer={name: mamba, state_size: 4}", "model.dropout=0.1")
 
 
 def final_state(folder):
