@@ -1,5 +1,6 @@
 """The command `generate`."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..train.run_folder import load_run
 from .generate import Generation, Generator, Options
 from .text_stream import check_stops
 
+DEFAULT_MAX_NEW = 128
 
 def generate_command(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
@@ -27,7 +29,9 @@ def generate_command(
     prompt_file: Annotated[
         Path | None, typer.Option(help="A file of UTF-8 text, one prompt to a line.")
     ] = None,
-    max_new: Annotated[int, typer.Option(help="Tokens to add at most.")] = 128,
+    max_new: Annotated[
+        int | None, typer.Option(help="Tokens to add at most; 128, or what fits, if left out.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most probable token.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Of the k most probable tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Of the top tokens of this mass; 1 is off.")] = 1.0,
@@ -61,7 +65,7 @@ def generate_command(
         raise ConfigError("--stream, --canvas and --json exclude one another: give one of them")
     prompts = _prompts(prompt, prompt_file)
     options = Options(
-        max_new=max_new,
+        max_new=DEFAULT_MAX_NEW if max_new is None else max_new,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -80,6 +84,14 @@ def generate_command(
         decoding.build(loaded.tokenizer.specials, loaded.paradigm),
         loaded.tokenizer,
     )
+    if max_new is None:
+        max_len = generator.model.config.max_len
+        longest = 1 + max(len(ids) for ids in loaded.tokenizer.encode_batch(prompts))
+        # A prompt that may be cut leaves half the room; any other that fills the model is refused
+        # with both numbers, because it leaves none for one token.
+        least = max_len // 2 if truncate_prompt else 1
+        fits = min(DEFAULT_MAX_NEW, max(least, max_len - longest))
+        options = dataclasses.replace(options, max_new=fits)
     # A terminal that cannot show a character shows a question mark instead of failing.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
@@ -88,8 +100,8 @@ def generate_command(
         show = _show_canvas if canvas else _show_stream
         for number, one in enumerate(prompts):
             _heading(prompts, number)
-            one_options = Options(**{**vars(options), "seed": seed + number})
-            results.append(show(generator, one, one_options))
+            own = dataclasses.replace(options, seed=seed + number)
+            results.append(show(generator, one, own))
     else:
         results = generator.generate(prompts, options)
         if as_json:

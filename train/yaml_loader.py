@@ -188,8 +188,13 @@ def load_config(
         ConfigError: see the functions above.
     """
     path = find_config(name)
-    raw = apply_overrides(resolve(load_yaml(path), path.parent), overrides or [])
-    return validate(config_class, raw, path)
+    raw = load_yaml(path)
+    try:
+        raw = resolve(raw, path.parent)
+    except ConfigError as error:
+        named = str(error).startswith(EXTENDS)
+        raise ConfigError(f"{path}: {error}" if named else str(error)) from None
+    return validate(config_class, apply_overrides(raw, overrides or []), path)
 
 
 def dump_yaml(value: Mapping[str, Any]) -> str:

@@ -233,12 +233,11 @@ class Unmasking:
         state: DecodeState,
     ) -> Bool[Array, "B L"]:
         """Which hidden tokens this step uncovers."""
-        total = jnp.maximum(state.extra, 1)
-        steps = jnp.asarray(state.sampling.steps)
+        total, steps = state.extra, jnp.asarray(state.sampling.steps)
         if self.order == "ancestral":
             at = _step_of_own(_order_bits(state), steps)
             return hidden & (at <= state.cursor[:, None])
-        steps = jnp.minimum(steps, total)
+        # More steps than tokens: one token in each of the first steps, and then the row is done.
         count = total // steps + (state.cursor < total % steps).astype(jnp.int32)
         place = jnp.arange(hidden.shape[1], dtype=jnp.int32)[None]
         if self.order == "left_to_right":

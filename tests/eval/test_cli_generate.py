@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import typer
-from genlab.errors import ConfigError, DataError, GenlabError
+from genlab.errors import CapacityError, ConfigError, DataError, GenlabError
 from genlab.eval import cli_generate
 from genlab.paradigms.autoregressive import Autoregressive
 from genlab.train.data.tokenizer import BytesTokenizer
@@ -32,8 +32,9 @@ class Model(ScriptedModel):
 @pytest.fixture
 def command(monkeypatch):
     """Calls the command with arguments on a run that says "hello" or "wörld"."""
-    scripts = np.full((256, 16), BYTES.eos_id, np.int32)
+    scripts = np.full((256, 64), BYTES.eos_id, np.int32)
     scripts[:, :5] = list(b"hello")
+    scripts[ord("z"), :] = ord("z")
     scripts[ord("b"), :6] = list("wörld".encode())
     config = SimpleNamespace(
         paradigm=SimpleNamespace(name="autoregressive"),
@@ -51,7 +52,7 @@ def command(monkeypatch):
     app.command()(cli_generate.generate_command)
 
     def call(*arguments):
-        result = CliRunner().invoke(app, ["run", "--max-new", "12", *arguments])
+        result = CliRunner().invoke(app, ["run", *arguments])
         if isinstance(result.exception, GenlabError):
             raise result.exception
         return result
@@ -64,6 +65,14 @@ def test_prints_the_text(command):
     assert command("--prompt", "b").stdout == "wörld\n"
     assert command("--prompt", "b", "--stop", "r", "--temperature", "0").stdout == "wö\n"
     assert command("--max-new", "0").stdout == "\n"
+
+
+def test_as_many_tokens_as_fit_unless_told(command):
+    assert command("--prompt", "z").stdout == "z" * 62 + "\n"  # the model holds 64
+    assert command("--prompt", "z" * 60).stdout == "zzz\n"
+    assert command("--prompt", "z", "--max-new", "5").stdout == "zzzzz\n"
+    cut = command("--prompt", "z" * 80, "--truncate-prompt")
+    assert cut.stdout == "z" * 32 + "\n" and "49 tokens were cut off" in cut.stderr
 
 
 def test_several_prompts(command, tmp_path):
@@ -93,7 +102,7 @@ def test_records(command):
 
 
 def test_a_cut_prompt_is_mentioned(command):
-    result = command("--prompt", "x" * 70, "--truncate-prompt")
+    result = command("--prompt", "x" * 70, "--truncate-prompt", "--max-new", "12")
     assert result.stdout == "hello\n"
     assert result.stderr == (
         "note: prompt 1: 19 tokens were cut off its beginning, 51 are left\n"
@@ -110,6 +119,7 @@ def test_a_cut_prompt_is_mentioned(command):
         (["--steps", "4"], ConfigError, "steps: got 4"),
         (["--order", "random"], ConfigError, "--order random: decoding 'plain' has no order"),
         (["--stream", "--json"], ConfigError, "exclude one another"),
+        (["--prompt", "x" * 63], CapacityError, "64 tokens .* max_new=1 need 65 places"),
         (["--prompt-file", "nowhere.txt"], DataError, "nowhere.txt: No such file"),
     ],
 )

@@ -222,10 +222,16 @@ def test_extends_reaches_files_and_families(tmp_path):
     assert resolve({"extends": "transformer"}, tmp_path) == load_yaml(families()["transformer"])
 
 
+def test_a_wrong_extends_names_its_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: mambo\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml: extends: no family 'mambo'"):
+        load_config(RunConfig, tmp_path / "a.yaml")
+
+
 def test_extends_of_nothing_and_in_a_circle(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
-    with pytest.raises(ConfigError, match=r"circle: .*a\.yaml -> .*b\.yaml -> .*a\.yaml"):
+    with pytest.raises(ConfigError, match=r"circle: .*b\.yaml -> .*a\.yaml -> .*b\.yaml"):
         resolve(load_yaml(tmp_path / "a.yaml"), tmp_path)
     with pytest.raises(ConfigError, match=r"no such file in"):
         resolve({"extends": "c.yaml"}, tmp_path)

@@ -1,0 +1,167 @@
+"""No key is accepted and ignored: each one, changed, changes what its run does."""
+
+import json
+from typing import Any
+
+import jax
+import pytest
+from genlab.paradigms.interface import SpecialIds
+from genlab.train.checkpoint import steps_in
+from genlab.train.config import ProfileConfig, RunConfig, TrainingConfig
+from genlab.train.data.pipeline import build_data
+from genlab.train.evaluate import validation_windows
+from genlab.train.loop import train
+from genlab.train.optimizer import AdamWConfig
+from genlab.train.schedule import ConstantConfig, CosineConfig, WSDConfig
+from genlab.train.step import abstract_state, make_optimizer, make_train_step, micro_batches
+from genlab.train.yaml_loader import apply_overrides, validate
+
+# What the update as a program shows: dotted key -> (value, what must hold for the key to matter).
+PROGRAM = {
+    "training.optimizer.learning_rate": ("0.02", ()),
+    "training.optimizer.beta1": ("0.8", ()),
+    "training.optimizer.beta2": ("0.9", ()),
+    "training.optimizer.eps": ("1e-3", ()),
+    "training.optimizer.weight_decay": ("0.2", ()),
+    "training.optimizer.clip_norm": ("null", ()),
+    "training.tokens": ("6400", ()),
+    "training.schedule.warmup_fraction": ("0.5", ("training.schedule={name: constant}",)),
+    "training.schedule.final_fraction": ("0.5", ("training.schedule={name: cosine}",)),
+    "training.schedule.decay_fraction": ("0.5", ("training.schedule={name: wsd}",)),
+    "training.schedule.name": ("wsd", ()),
+    "training.accumulate": ("2", ()),
+    "training.ema_decay": ("0.9", ()),
+    "training.compute_dtype": ("bfloat16", ()),
+    "training.remat": ("true", ()),
+    "seed": ("1", ("model.dropout=0.1",)),
+    "model.width": ("32", ()),
+    "model.depth": ("2", ()),
+    "model.pattern": ("[a, a]", ()),
+    "model.layers": ("{a: {mlp: {width: 48}}}", ()),
+    "model.max_len": ("8", ("data.context_length=8", "training.tokens=64")),
+    "model.vocab_size": ("260", None),
+    "model.pad_vocab_to": ("64", ()),
+    "model.tie_embeddings": ("false", ()),
+    "model.dropout": ("0.1", ()),
+    "model.norm_eps": ("1e-3", ()),
+    "data.context_length": ("8", ()),
+    "data.batch_size": ("2", ()),
+    "paradigm": ("{name: masked_diffusion}", ()),
+}
+
+# What has its effect outside the update; the tests that show it.
+ELSEWHERE = {
+    "training.evaluate_every": "test_loop.test_evaluation_is_of_the_validation_split",
+    "training.evaluate_windows": "test_evaluate_windows",
+    "training.select_best": "test_loop.test_the_best_evaluated_state_is_the_result",
+    "training.sample_every": "test_loop.test_everything_that_can_be_written_is_written",
+    "training.checkpoint_every": "test_keep_and_checkpoint_every",
+    "training.keep": "test_keep_and_checkpoint_every",
+    "training.log_every": "test_loop.test_everything_that_can_be_written_is_written",
+    "training.tensorboard": "test_loop.test_everything_that_can_be_written_is_written",
+    "training.profile.start": "test_profile",
+    "training.profile.updates": "test_profile",
+    "data.source": "tests/data/test_sources.py",
+    "data.tokenizer": "tests/data/test_tokenizer.py",
+    "data.seed": "test_data_seed",
+}
+
+
+def keys_of(config: Any, prefix: str) -> set[str]:
+    return {f"{prefix}{name}" for name in config.model_fields if name != "name"}
+
+
+def test_the_list_is_complete():
+    """A key that is added must be shown to have an effect."""
+    schedules = set().union(
+        *(keys_of(c, "training.schedule.") for c in (ConstantConfig, CosineConfig, WSDConfig))
+    )
+    keys = keys_of(TrainingConfig, "training.") | keys_of(RunConfig, "")
+    keys |= keys_of(AdamWConfig, "training.optimizer.") | schedules
+    keys |= keys_of(ProfileConfig, "training.profile.")
+    keys |= keys_of(RunConfig.model_fields["model"].annotation, "model.")
+    keys |= keys_of(RunConfig.model_fields["data"].annotation, "data.")
+    sections = {"training", "model", "data", "training.optimizer", "training.schedule"}
+    keys -= sections | {"training.profile"}
+    assert keys == (PROGRAM.keys() | ELSEWHERE.keys()) - {"training.schedule.name"}
+
+
+def program(config: RunConfig) -> str:
+    """The update as JAX sees it: everything that it computes, constants and shapes included."""
+    config = config.with_vocab_size(260)
+    tx = make_optimizer(config)
+    state, model = abstract_state(config, tx)
+    paradigm = config.paradigm.build(SpecialIds(256, 257, 258, 259))
+    rows = (config.data.batch_size, config.data.context_length)
+    kinds = ("int32", "int32", "bool")
+    from genlab.paradigms.interface import Batch
+
+    batch = Batch(*(jax.ShapeDtypeStruct(rows, kind) for kind in kinds))
+    batch = jax.eval_shape(lambda b: micro_batches(b, config.training.accumulate), batch)
+    return str(jax.make_jaxpr(make_train_step(config, paradigm, tx, model))(state, batch))
+
+
+@pytest.mark.parametrize("key", [key for key, (_, given) in PROGRAM.items() if given is not None])
+def test_the_update_depends_on_the_key(make, key):
+    value, given = PROGRAM[key]
+    before, after = make(*given), make(*given, f"{key}={value}")
+    assert before != after
+    if key == "model.max_len":  # a limit: what is longer is refused
+        from genlab.paradigms.model import abstract_model
+
+        assert abstract_model(after.with_vocab_size(260).model).config.max_len == 8
+        return
+    assert program(before) != program(after)
+
+
+def test_model_vocab_size_is_checked(make):
+    assert make("model.vocab_size=260").with_vocab_size(260).model.vocab_size == 260
+
+
+def test_evaluate_windows(make, data):
+    assert len(validation_windows(make("training.evaluate_every=1"), data)) > 2
+    config = make("training.evaluate_every=1", "training.evaluate_windows=2")
+    assert len(validation_windows(config, data)) == 2
+
+
+def test_keep_and_checkpoint_every(make, data, tmp_path):
+    config = make("training.checkpoint_every=1", "training.keep=3")
+    train(config, tmp_path / "run", data=data)
+    assert steps_in(tmp_path / "run" / "checkpoints") == [6, 7, 8]
+
+
+def test_profile(make, data, tmp_path, monkeypatch):
+    events = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda path: events.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: events.append("stop"))
+    config = make("training.profile={start: 3, updates: 4}")
+
+    def note(record):
+        events.append(record.step)
+
+    train(config, tmp_path / "run", data=data, progress=note)
+    # Metrics are fetched one update late: update 2's come in while update 3 runs.
+    assert events.index("start") == 1 and events.index("stop") == events.index(5) + 1
+    events.clear()
+    train(make("training.profile={start: 8, updates: 4}"), tmp_path / "end", data=data, progress=note)
+    assert events[-1] == "stop"
+
+
+def test_data_seed(make, data):
+    other = build_data(make("data.seed=1").data)
+    mine, theirs = next(data.train_batches())[1], next(other.train_batches())[1]
+    assert (mine.tokens != theirs.tokens).any()
+
+
+def test_equal_configs_have_equal_hashes(raw):
+    from genlab.train.config import config_hash
+
+    one = validate(RunConfig, raw, "x")
+    spelt_out = validate(
+        RunConfig, apply_overrides(raw, ["training.keep=2", "training.optimizer.beta1=0.9"]), "x"
+    )
+    assert one == spelt_out and config_hash(one) == config_hash(spelt_out)
+    copy = one.model_copy(update={"seed": 7})
+    assert config_hash(copy) != config_hash(one)
+    assert config_hash(copy) == config_hash(validate(RunConfig, {**raw, "seed": 7}, "x"))
+    assert json.loads(one.canonical_json)["training"]["keep"] == 2
