@@ -44,22 +44,24 @@ def build_app():
 
 def main() -> None:
     """Runs the command line and exits with its code."""
-    import click
+    import typer
 
+    # Typer may carry a click of its own: the classes come from there, not from an import of click.
+    usage_error = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         code = build_app()(standalone_mode=False)
     except GenlabError as error:
         print(f"genlab: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    except click.exceptions.Abort:
-        print("genlab: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except click.ClickException as error:
-        error.show()
+    except usage_error as error:
+        if error.format_message():  # empty after the help that no argument at all prints
+            print(f"genlab: {error.format_message()}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         print("genlab: interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
     sys.exit(code if isinstance(code, int) else OK)
 
 

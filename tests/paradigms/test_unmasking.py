@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pydantic import ValidationError
-
 from genlab.errors import CapacityError, ConfigError
 from genlab.paradigms.autoregressive import Autoregressive
 from genlab.paradigms.backbone import ModelConfig
@@ -22,6 +20,7 @@ from genlab.paradigms.decoding.unmasking import Unmasking, UnmaskingConfig
 from genlab.paradigms.interface import Out, SpecialIds
 from genlab.paradigms.masked_diffusion import MaskedDiffusionConfig
 from genlab.paradigms.model import build_model
+from pydantic import ValidationError
 
 ORACLE = runpy.run_path(str(Path(__file__).with_name("exact_denoiser.py")))
 ExactDenoiser, random_joint, TIED_BITS = (

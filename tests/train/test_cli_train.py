@@ -59,7 +59,7 @@ def test_train_then_again_then_other(config, tmp_path):
 def test_dry_run_leaves_nothing(config, tmp_path):
     done = genlab("train", config, "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    for words in ("parameters", "5,984", "FLOPs per token", "bytes, optimizer", "training time"):
+    for words in ("parameters", "6,768", "FLOPs per token", "bytes, optimizer", "training time"):
         assert words in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 

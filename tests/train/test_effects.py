@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import pytest
-from genlab.paradigms.interface import SpecialIds
+from genlab.paradigms.interface import Batch, SpecialIds
+from genlab.paradigms.model import abstract_model
 from genlab.train.checkpoint import steps_in
-from genlab.train.config import ProfileConfig, RunConfig, TrainingConfig
+from genlab.train.config import ProfileConfig, RunConfig, TrainingConfig, config_hash
 from genlab.train.data.pipeline import build_data
 from genlab.train.evaluate import validation_windows
 from genlab.train.loop import train
@@ -94,8 +95,6 @@ def program(config: RunConfig) -> str:
     paradigm = config.paradigm.build(SpecialIds(256, 257, 258, 259))
     rows = (config.data.batch_size, config.data.context_length)
     kinds = ("int32", "int32", "bool")
-    from genlab.paradigms.interface import Batch
-
     batch = Batch(*(jax.ShapeDtypeStruct(rows, kind) for kind in kinds))
     batch = jax.eval_shape(lambda b: micro_batches(b, config.training.accumulate), batch)
     return str(jax.make_jaxpr(make_train_step(config, paradigm, tx, model))(state, batch))
@@ -107,8 +106,6 @@ def test_the_update_depends_on_the_key(make, key):
     before, after = make(*given), make(*given, f"{key}={value}")
     assert before != after
     if key == "model.max_len":  # a limit: what is longer is refused
-        from genlab.paradigms.model import abstract_model
-
         assert abstract_model(after.with_vocab_size(260).model).config.max_len == 8
         return
     assert program(before) != program(after)
@@ -143,7 +140,8 @@ def test_profile(make, data, tmp_path, monkeypatch):
     # Metrics are fetched one update late: update 2's come in while update 3 runs.
     assert events.index("start") == 1 and events.index("stop") == events.index(5) + 1
     events.clear()
-    train(make("training.profile={start: 8, updates: 4}"), tmp_path / "end", data=data, progress=note)
+    config = make("training.profile={start: 8, updates: 4}")
+    train(config, tmp_path / "end", data=data, progress=note)
     assert events[-1] == "stop"
 
 
@@ -154,8 +152,6 @@ def test_data_seed(make, data):
 
 
 def test_equal_configs_have_equal_hashes(raw):
-    from genlab.train.config import config_hash
-
     one = validate(RunConfig, raw, "x")
     spelt_out = validate(
         RunConfig, apply_overrides(raw, ["training.keep=2", "training.optimizer.beta1=0.9"]), "x"

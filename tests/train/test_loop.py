@@ -11,6 +11,8 @@ from genlab.paradigms.interface import Batch
 from genlab.train import loop
 from genlab.train.checkpoint import steps_in
 from genlab.train.data.pipeline import build_data
+from genlab.train.data.tokenizer_config import save_tokenizer
+from genlab.train.likelihood import score_windows
 from genlab.train.loop import NonFiniteError, train
 from genlab.train.run_folder import load_run
 
@@ -99,8 +101,6 @@ def test_the_best_evaluated_state_is_the_result(make, data, tmp_path, monkeypatc
 
 def test_evaluation_is_of_the_validation_split(make, data, tmp_path):
     """Its value is what `score_windows` says of the result's parameters."""
-    from genlab.train.likelihood import score_windows
-
     config = make("training.evaluate_every=8", "training.ema_decay=0.5")
     result = train(config, tmp_path / "run", data=data)
     run = load_run(tmp_path / "run")
@@ -217,8 +217,6 @@ def test_a_run_with_another_tokenizer_put_in_is_refused(make, data, tmp_path):
     folder = tmp_path / "run"
     train(make(), folder, data=data)
     other = build_data(make("data.tokenizer={name: bpe, vocab_size: 262}").data)
-    from genlab.train.data.tokenizer_config import save_tokenizer
-
     save_tokenizer(other.tokenizer, folder / "tokenizer")
     with pytest.raises(CheckpointError, match="belongs to another tokenizer"):
         load_run(folder)

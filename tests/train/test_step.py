@@ -67,7 +67,8 @@ def test_micro_batches_are_not_averaged(ready):
     loss_mask = np.zeros((3, 16), bool)
     tokens[0, 0], loss_mask[0, :1] = 4, True
     tokens[1, 0], loss_mask[1, :3] = 3, True
-    _, metrics = one_update(config, Batch(tokens, np.zeros((3, 16), np.int32), loss_mask), GivenSums())
+    batch = Batch(tokens, np.zeros((3, 16), np.int32), loss_mask)
+    _, metrics = one_update(config, batch, GivenSums())
     assert metrics.loss == 1.75
     assert metrics.weight == 4
     assert metrics.aux == 2.0
@@ -164,7 +165,7 @@ def test_average_follows_closely_when_young(ready, rows):
 
 
 def test_bfloat16_computes_on_float32_parameters(ready, rows):
-    exact, reference = one_update(ready(), rows)
+    _, reference = one_update(ready(), rows)
     state, metrics = one_update(ready("training.compute_dtype=bfloat16"), rows)
     kinds = {leaf.dtype for leaf in jax.tree.leaves((state.params, state.opt_state))}
     assert kinds == {jnp.dtype("float32"), jnp.dtype("int32")}

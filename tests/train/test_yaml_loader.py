@@ -258,7 +258,8 @@ def test_bad_overrides(override, message):
 
 
 def test_the_last_override_wins_and_an_empty_one_is_null():
-    assert apply_overrides({"a": {"b": 1}}, ["a.b=2", "a.b=3", "a.c="]) == {"a": {"b": 3, "c": None}}
+    got = apply_overrides({"a": {"b": 1}}, ["a.b=2", "a.b=3", "a.c="])
+    assert got == {"a": {"b": 3, "c": None}}
     assert apply_overrides({}, ["a=b=c"]) == {"a": "b=c"}
 
 
@@ -269,6 +270,14 @@ def test_every_family_loads_and_survives_being_written(name, tmp_path):
     path.write_text(dump_yaml(plain(config)))
     assert load_config(RunConfig, path) == config
     assert families()[name].read_text().startswith(f"# genlab train {name}")
+
+
+def test_tiny_configs_load():
+    folder = families()["transformer"].parent.parent / "tiny"
+    paths = sorted(folder.glob("*.yaml"))
+    assert paths
+    for path in paths:
+        assert load_config(RunConfig, path).updates <= 100
 
 
 def test_texts_that_look_like_something_else_survive_being_written():
