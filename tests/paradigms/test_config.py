@@ -1,7 +1,6 @@
 """The base of configurations: hashing, copies, and choices."""
 
 import pytest
-
 from genlab.paradigms.config import Config, choice_of
 
 
