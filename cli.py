@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 an unexpected failure (with traceback), 2 the input's faul
 130 interrupted.
 """
 
+import signal
 import sys
 
 from .errors import GenlabError
@@ -57,9 +58,11 @@ def main() -> None:
         if error.format_message():  # empty after the help that no argument at all prints
             print(f"genlab: {error.format_message()}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    except (typer.Abort, KeyboardInterrupt):
-        print("genlab: interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    except (typer.Abort, KeyboardInterrupt) as stop:
+        # Typer hides an interrupt behind its own exception; training's says what was saved.
+        reason = stop.__cause__ or stop
+        print(f"genlab: {str(reason) or 'interrupted; the same command goes on'}", file=sys.stderr)
+        sys.exit(OK if getattr(reason, "number", None) == signal.SIGTERM else INTERRUPTED)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     sys.exit(code if isinstance(code, int) else OK)

@@ -263,7 +263,7 @@ def _read_params(
     for newest in reversed(steps):
         try:
             best = read_meta(folder / str(newest)).best if config.training.select_best else None
-            chosen = newest if best is None else best.step
+            chosen = best.step if best is not None and best.step in steps else newest
             return load_params(folder / str(chosen), config, identity), chosen
         except Corrupt as error:
             warnings.warn(f"checkpoint {folder / str(newest)} is corrupt ({error})", stacklevel=3)

@@ -50,7 +50,8 @@ class Signals:
     ) -> None:
         """Puts the former handlers back."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: installed by something that is not Python
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:

@@ -85,7 +85,7 @@ def test_an_old_one_stays_until_the_new_one_is_complete(tmp_path, monkeypatch):
 
 
 def test_the_state_may_change_while_it_is_written(tmp_path):
-    array = np.zeros(200_000, np.float32)
+    array = np.zeros(8_000_000, np.float32)
     writer = Writer(tmp_path, keep=1, identity=OURS)
     writer.save({"a": array}, 1, {}, None)
     array += 1
