@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array
@@ -21,8 +21,9 @@ from .config import RunConfig
 from .data.pipeline import Data, build_data
 from .evaluate import validation_bits_per_byte, validation_windows
 from .files import write_text
-from .metrics import Clock, MetricsLog, Record, Sums, is_finite, read_records
+from .metrics import Clock, MetricsLog, Record, Sums, is_finite
 from .progress import Callback, TrainProgress
+from .result import TrainResult, load_result
 from .run_folder import (
     CHECKPOINTS,
     DAMAGED,
@@ -32,72 +33,27 @@ from .run_folder import (
     SAMPLES,
     TENSORBOARD,
     identity_of,
-    load_run,
     open_run,
 )
 from .samples import write_samples
 from .signals import Interrupted, Signals
 from .step import (
+    BACKWARD,
     StepMetrics,
     TrainState,
     abstract_state,
     compile_step,
+    compiled_memory,
     init_state,
     make_optimizer,
     micro_batches,
 )
 
-BACKWARD = 3  # FLOPs of an update, in forward passes
 MEMORY_LABEL = "by XLA's analysis of the compiled update: arguments, outputs and temporaries"
 
 
 class NonFiniteError(GenlabError):
     """The loss or the gradient is infinite or not a number."""
-
-
-class TrainResult(NamedTuple):
-    """A finished run.
-
-    Attributes:
-        model: float32 parameters: averaged where the run keeps an average, the best evaluated
-            ones where it selects, else the last.
-        config: resolved, vocabulary size included.
-        folder: of the run.
-        step: updates behind `model`.
-        tokens: pushed through the model in the whole run.
-        flops: spent on them by the model's cost.
-        train_s: seconds of training, without compiling, evaluating and saving.
-        compile_s: seconds of compiling the update, all sessions together.
-        tokens_per_s: by the median update.
-        peak_memory_bytes: of the update.
-        peak_memory_reason: how it was obtained, or why it is None.
-        best: the best evaluation, where the run selects.
-        history: the lines of metrics.jsonl (`genlab.train.metrics.Record`).
-    """
-
-    model: Model
-    config: RunConfig
-    folder: Path
-    step: int
-    tokens: int
-    flops: float
-    train_s: float
-    compile_s: float
-    tokens_per_s: float
-    peak_memory_bytes: int | None
-    peak_memory_reason: str | None
-    best: Best | None
-    history: list[dict[str, Any]]
-
-    def curve(self) -> list[dict[str, Any]]:
-        """The training curve: step, tokens, flops, wall_s, loss, bits_per_byte_validation."""
-        return [
-            {
-                **{key: line[key] for key in ("step", "tokens", "flops", "wall_s", "loss")},
-                "bits_per_byte_validation": line["validation_bits_per_byte"],
-            }
-            for line in self.history
-        ]
 
 
 def train(
@@ -157,33 +113,6 @@ def check(config: RunConfig, data: Data) -> None:
         raise ConfigError(
             f"training.profile.start={profile.start} is after the last update, {config.updates}"
         )
-
-
-def load_result(folder: Path) -> TrainResult:
-    """Loads a finished run.
-
-    Raises:
-        CheckpointError: it is not finished, or damaged.
-    """
-    run = load_run(folder)
-    if run.result is None:
-        raise GenlabError(f"{folder}: is not finished")
-    best = run.result["best"]
-    figures = {key: run.result[key] for key in _RESULT_KEYS}
-    return TrainResult(
-        model=run.model,
-        config=run.config,
-        folder=folder,
-        best=None if best is None else Best(**best),
-        history=read_records(folder / METRICS),
-        **figures,
-    )
-
-
-_RESULT_KEYS = (
-    "step", "tokens", "flops", "train_s", "compile_s", "tokens_per_s", "peak_memory_bytes",
-    "peak_memory_reason",
-)  # fmt: skip
 
 
 class _Trainer:
@@ -436,17 +365,3 @@ class _Trainer:
             result["tokens_per_s"] = result["tokens"] / self.clock.train_s
         write_text(self.folder / RESULT, json.dumps(result, indent=2) + "\n")
         return load_result(self.folder)
-
-
-def compiled_memory(update: jax.stages.Compiled) -> int | None:
-    """Bytes that the update needs at once, or None where XLA does not say."""
-    analysis = update.memory_analysis()
-    if analysis is None:
-        return None
-    size = (
-        analysis.argument_size_in_bytes
-        + analysis.output_size_in_bytes
-        + analysis.temp_size_in_bytes
-        - analysis.alias_size_in_bytes
-    )
-    return size or None

@@ -10,10 +10,17 @@ from rich.table import Table
 from ..paradigms.interface import SpecialIds
 from .config import RunConfig
 from .data.pipeline import Data
-from .loop import BACKWARD, compiled_memory
 from .optimizer import decayed_paths
 from .progress import clock
-from .step import abstract_state, compile_step, init_state, make_optimizer, micro_batches
+from .step import (
+    BACKWARD,
+    abstract_state,
+    compile_step,
+    compiled_memory,
+    init_state,
+    make_optimizer,
+    micro_batches,
+)
 
 TIMED_UPDATES = 3
 

@@ -14,6 +14,7 @@ from ..paradigms.model import Model, abstract_model, build_model
 from .config import RunConfig
 from .optimizer import clip_by_norm
 
+BACKWARD = 3  # FLOPs of an update, in forward passes
 EMA_WARMUP = 10  # updates; a young average follows the parameters closely
 
 
@@ -190,6 +191,20 @@ def compile_step(
     batches = jax.eval_shape(lambda b: micro_batches(b, config.training.accumulate), batch)
     step = jax.jit(make_train_step(config, paradigm, tx, model), donate_argnums=0)
     return step.lower(state, batches).compile()
+
+
+def compiled_memory(update: jax.stages.Compiled) -> int | None:
+    """Bytes that the update needs at once, or None where XLA does not say."""
+    analysis = update.memory_analysis()
+    if analysis is None:
+        return None
+    size = (
+        analysis.argument_size_in_bytes
+        + analysis.output_size_in_bytes
+        + analysis.temp_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
+    return size or None
 
 
 def _with_step(xs: tuple[Batch, Array], step: Array) -> tuple[Batch, Array, Array]:
