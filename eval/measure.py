@@ -44,7 +44,7 @@ def likelihood_record(scores: WindowScores, seed: int) -> tuple[Likelihood, Any]
     blocks = group_blocks(scores.nats, scores.num_bytes)
     estimator = "exact, chain rule"
     if scores.is_bound:
-        estimator = f"upper bound, count-based Monte Carlo, {scores.draws} draws per window"
+        estimator = "upper bound, count-based Monte Carlo"
     record = Likelihood(
         estimator=estimator,
         draws=max(scores.draws, 1),

@@ -101,8 +101,6 @@ def test_any_division_of_the_steps_gives_the_same_state(lab, causal_entry, sampl
 
 
 def test_alone_as_in_company(lab, causal_entry, sampled):
-    if causal_entry.name not in ("attention_window", "hybrid"):
-        pytest.skip("a batch of one compiles anew; these two models hold every kind of state")
     for row in (1, 2):
         got = advance(causal_entry.model, PLAIN, begin(lab, causal_entry, [row]), 1000)
         np.testing.assert_array_equal(got.tokens[0], sampled(causal_entry).tokens[row])
