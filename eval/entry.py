@@ -94,7 +94,13 @@ def run_entry(
     run_folder = _fresh_folder(name, folder, hashes, view)
     phases: dict[str, float] = {}
     begin = time.perf_counter()
-    result = train(entry.run, run_folder, data=data, progress=view.training, note=view.note)
+    result = train(
+        entry.run,
+        run_folder,
+        data=data,
+        progress=view.training,
+        note=lambda line: view.note(f"{name}: {line}"),
+    )
     phases["training"] = result.train_s
     phases["compile"] = result.compile_s
     rest = time.perf_counter() - begin - result.train_s - result.compile_s
