@@ -81,17 +81,18 @@ def tune(
             ),
             "entries": entries,
         }
-        _write(record, comparison, content)
+        _write(record, comparison, rates, content)
     return content
 
 
-def _write(record: Path, comparison: Comparison, content: dict) -> None:
+def _write(record: Path, comparison: Comparison, rates: list[float], content: dict) -> None:
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.width = 96
     stream = io.StringIO()
     stream.write("# Recorded grid of learning rates. Written by:\n")
-    stream.write(f"#   genlab tune {comparison.source} --record {record}\n")
+    listed = ",".join(f"{rate:g}" for rate in rates)
+    stream.write(f"#   genlab tune {comparison.source} --rates {listed}\n")
     yaml.dump(content, stream)
     record.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(record, stream.getvalue())
