@@ -150,16 +150,19 @@ def measure_entry(
     specials = data.tokenizer.specials
     paradigm = config.paradigm.build(specials)
     decoding = (entry.decoding or default_decoding(config.paradigm.name)).build(specials, paradigm)
-    model = result.model
+    # What generates computes in the dtype that the row names; likelihood casts for itself.
+    dtype = config.training.compute_dtype
+    model = result.model.prepare(dtype)
 
     begin = time.perf_counter()
     windows = data.evaluation_windows("test", max_windows=compare.likelihood.max_windows)
     scores = score_windows(
-        model,
+        result.model,
         paradigm,
         windows,
         batch_size=compare.likelihood.batch_size,
         seed=compare.likelihood.seed,
+        dtype=dtype,
         progress=lambda done, total: view.phase("likelihood", done, total),
     )
     likelihood, interval = likelihood_record(scores, compare.likelihood.seed)
@@ -190,7 +193,7 @@ def measure_entry(
         paradigm=config.paradigm.name,
         config_hash=hashes.row,
         seed=config.seed,
-        dtype=config.training.compute_dtype,
+        dtype=dtype,
         context_length=config.data.context_length,
         learning_rate=config.training.optimizer.learning_rate,
         bits_per_byte=scores.bits_per_byte,
