@@ -11,7 +11,7 @@ from pydantic import Field
 
 from .config import Config
 from .context import Context
-from .interface import Batch, Likelihood, LossSums, SpecialIds
+from .interface import Batch, Likelihood, LossSums, Out, SpecialIds
 from .masks import Causal
 from .model import Model
 
@@ -64,12 +64,13 @@ class Autoregressive:
             remat: recompute layers in the backward pass.
         """
         dropout_key = key if train and model.config.dropout > 0 else None
-        nll, log_total, counted, aux = self._forward(model, batch, dropout_key, remat)
+        nll, log_total, counted, out = self._forward(model, batch, dropout_key, remat)
         weight = jnp.sum(counted, dtype=jnp.float32)
-        aux_sum = sum(aux.values(), jnp.zeros((), jnp.float32))
+        aux_sum = weight * sum(out.aux.values(), jnp.zeros((), jnp.float32))
         if self.z_loss:
             aux_sum += self.z_loss * jnp.sum(jnp.where(counted, log_total**2, 0.0))
-        return LossSums(jnp.sum(nll), weight, aux_sum, weight)
+        stats = {name: value * weight for name, value in out.stats.items()}
+        return LossSums(jnp.sum(nll), weight, aux_sum, weight, stats)
 
     def log_likelihood(self, model: Model, batch: Batch, *, key: Key[Array, ""]) -> Likelihood:
         """Exact negative log-likelihood of each row's scored tokens; `key` is not needed."""
@@ -86,10 +87,8 @@ class Autoregressive:
 
     def _forward(
         self, model: Model, batch: Batch, dropout_key: Key[Array, ""] | None, remat: bool
-    ) -> tuple[
-        Float[Array, "B t"], Float[Array, "B t"], Bool[Array, "B t"], dict[str, Array]
-    ]:
-        """Per target: NLL (0 where not counted), log denominator, counted; and the aux sums."""
+    ) -> tuple[Float[Array, "B t"], Float[Array, "B t"], Bool[Array, "B t"], Out]:
+        """Per target: NLL (0 where not counted), log denominator, counted; and `Out`."""
         ctx = Context(segment_ids=batch.segment_ids, mask=Causal(), dropout_key=dropout_key)
         out, _ = model(batch.tokens, ctx=ctx, remat=remat)
         logits = model.head(out.hidden[:, :-1])
@@ -98,4 +97,4 @@ class Autoregressive:
         counted &= segments[:, 1:] == segments[:, :-1]
         log_total = jax.nn.logsumexp(logits, axis=-1)
         chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-        return jnp.where(counted, log_total - chosen, 0.0), log_total, counted, out.aux
+        return jnp.where(counted, log_total - chosen, 0.0), log_total, counted, out

@@ -1,6 +1,7 @@
 """The backbone: a stack of layers described by a pattern, an embedding and a head."""
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,12 +12,16 @@ from jaxtyping import Float, Int
 from pydantic import Field, model_validator
 
 from ..errors import CapacityError, ConfigError, suggest
+from .blocks.block import Parts
 from .blocks.prenorm import PreNormConfig
+from .blocks.shared import FIRST
 from .config import Config
 from .context import Context, LayerContext
 from .interface import Cost, Out
 from .layers.norm import RMSNorm
 from .layers.params import Build, dropout
+from .masks import Causal
+from .mixers.attention import check_reuse
 from .ragged import Compacted, ModelState, compact, original_to_compacted, restore
 from .registry import BlockConfig, MixerConfig, MlpConfig
 
@@ -29,18 +34,34 @@ class LayerConfig(Config):
     Attributes:
         block: how mixer and MLP are wired.
         mixer: null for a layer that does not mix time.
+        mixers: instead of `mixer`, for blocks that have several.
         mlp: null for a layer without MLP.
     """
 
     block: BlockConfig = PreNormConfig()
     mixer: MixerConfig | None = None
+    mixers: tuple[MixerConfig, ...] = ()
     mlp: MlpConfig | None = None
 
     @model_validator(mode="after")
-    def _has_a_part(self) -> "LayerConfig":
-        if self.mixer is None and self.mlp is None:
+    def _parts_fit(self) -> "LayerConfig":
+        if self.mixer is not None and self.mixers:
+            raise ValueError("give mixer or mixers, not both")
+        if not self.all_mixers and self.mlp is None:
             raise ValueError("a layer needs a mixer, an mlp or both")
+        reason = self.block.refuses(self.parts(0.0))
+        if reason is not None:
+            raise ValueError(reason)
         return self
+
+    @property
+    def all_mixers(self) -> tuple[Any, ...]:
+        """The mixers in order, however they were given."""
+        return self.mixers if self.mixer is None else (self.mixer,)
+
+    def parts(self, dropout_rate: float) -> Parts:
+        """What a block is built from."""
+        return Parts(self.all_mixers, self.mlp, dropout_rate)
 
 
 class ModelConfig(Config):
@@ -58,6 +79,9 @@ class ModelConfig(Config):
         tie_embeddings: the head is the embedding's transpose.
         dropout: rate on the embedding and on what each mixer and MLP adds.
         norm_eps: epsilon of the norms.
+        meta_tokens: learnt tokens that every document begins with (Hymba, arXiv 2411.13676, sec.
+            2.2). They take the first positions, are seen by every token whatever the window, and
+            are not part of the rows: they cost no place in `max_len`.
     """
 
     width: int = Field(ge=1)
@@ -70,6 +94,7 @@ class ModelConfig(Config):
     tie_embeddings: bool = True
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     norm_eps: float = Field(default=1e-5, gt=0.0)
+    meta_tokens: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _pattern_is_known(self) -> "ModelConfig":
@@ -79,7 +104,15 @@ class ModelConfig(Config):
         for name in self.layers:
             if name not in self.pattern:
                 raise ValueError(f"layer {name!r} is not used by pattern {list(self.pattern)}")
+        reason = check_reuse(m for kind in self.stack for m in self.layers[kind].all_mixers)
+        if reason is not None:
+            raise ValueError(reason)
         return self
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The kind of every layer, bottom first."""
+        return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
 
     @property
     def num_layers(self) -> int:
@@ -107,24 +140,37 @@ class Backbone(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         """Draws all parameters (float32)."""
-        depth = config.num_layers
-        build = Build(config.width, depth, config.max_len, config.norm_eps, rngs)
+        build = Build(
+            config.width,
+            config.num_layers,
+            config.max_len,
+            config.norm_eps,
+            rngs,
+            meta_tokens=config.meta_tokens,
+        )
         self.config = config
         rows = config.padded_vocab_size
         self.embedding = build.normal((rows, config.width), 0.02)
-        for index in range(depth):
-            layer = config.layers[config.pattern[index % len(config.pattern)]]
-            mixer = None if layer.mixer is None else layer.mixer.build(build)
-            mlp = None if layer.mlp is None else layer.mlp.build(build)
-            block = layer.block.build(build, mixer, mlp, config.dropout)
-            setattr(self, f"layer_{index}", block)
+        count = config.meta_tokens
+        self.meta = build.normal((count, config.width), 0.02) if count else None
+        for index, kind in enumerate(config.stack):
+            layer = config.layers[kind]
+            parts = layer.parts(config.dropout)
+            if hasattr(layer.block, "build_shared") and not hasattr(self, f"shared_{kind}"):
+                setattr(self, f"shared_{kind}", layer.block.build_shared(build, parts))
+            setattr(self, f"layer_{index}", layer.block.build(build, parts))
         self.final_norm = RMSNorm(config.width, config.norm_eps)
         self.w_head = None if config.tie_embeddings else build.matrix(config.width, rows)
 
     @property
     def blocks(self) -> list[Any]:
         """The layers in order."""
-        return [getattr(self, f"layer_{index}") for index in range(self.config.num_layers)]
+        blocks = []
+        for index, kind in enumerate(self.config.stack):
+            block = getattr(self, f"layer_{index}")
+            shared = getattr(self, f"shared_{kind}", None)
+            blocks.append(block if shared is None else block.using(shared))
+        return blocks
 
     def init_state(self, batch: int, max_len: int, *, dtype: Any) -> ModelState:
         """A state without history for rows of up to `max_len` tokens."""
@@ -141,22 +187,31 @@ class Backbone(nnx.Module):
         ctx: Context,
         collect: Collection[int] = (),
         remat: bool = False,
+        begin: tuple | None = None,
     ) -> tuple[Out, ModelState | None]:
         """Runs the stack; see `genlab.paradigms.model.Model.__call__`."""
         compacted = self._enter(tokens, state, ctx, collect)
-        layer_ctx = compacted.layer_ctx
+        begin = self.begin() if begin is None else begin
+        layer_ctx = self._first_context(compacted)
         x = self._embed(compacted.tokens, layer_ctx)
+        layer_ctx.shared[FIRST] = x
         aux: dict[str, Array] = {}
+        stats: dict[str, Array] = {}
         taps: dict[int, Array] = {}
         states = []
         for index, block in enumerate(self.blocks):
-            own = self._layer_context(layer_ctx, index)
+            own = self._layer_context(layer_ctx, index, begin)
             layer_state = None if state is None else state.layers[index]
-            call = jax.checkpoint(block, static_argnums=()) if remat else block
-            x, layer_state, layer_aux = call(x, layer_state, own)
+            call = partial(_call, block)
+            call = jax.checkpoint(call) if remat else call
+            x, layer_state, layer_aux, shared = call(x, layer_state, own)
+            layer_ctx = layer_ctx.replace(shared=shared)
             states.append(layer_state)
             for name, value in layer_aux.items():
-                aux[name] = aux.get(name, jnp.zeros((), jnp.float32)) + value
+                if name.endswith("_loss"):
+                    aux[name] = aux.get(name, jnp.zeros((), jnp.float32)) + value
+                else:
+                    stats[f"layer_{index}.{name}"] = value
             if index in collect:
                 taps[index] = restore(x, compacted)
         hidden = restore(self.final_norm(x), compacted)
@@ -166,22 +221,56 @@ class Backbone(nnx.Module):
             new_state = ModelState(
                 tuple(states), length, compacted.segment, compacted.segment_start
             )
-        return Out(hidden, aux, taps), new_state
+        return Out(hidden, aux, taps, stats), new_state
+
+    def begin(self) -> tuple | None:
+        """What documents begin with in each layer: the meta tokens, run through the stack."""
+        if self.meta is None:
+            return None
+        x = self.meta[...][None]
+        order = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+        ctx = LayerContext(
+            order=order,
+            positions=order,
+            segment_ids=jnp.zeros_like(order),
+            starts_document=order == 0,
+            lengths=jnp.full((1,), x.shape[1], jnp.int32),
+            start=jnp.zeros((1,), jnp.int32),
+            bounds=Causal().bounds(order),
+            parents=None,
+            shared={FIRST: x},
+            dropout_key=None,
+            mask_is_causal=True,
+            history=False,
+        )
+        begins = []
+        for block in self.blocks:
+            x, begin = block.absorb(x, ctx)
+            begins.append(begin)
+        return tuple(begins)
 
     def verify(
-        self, tokens: Int[Array, "B T"], state: ModelState, *, ctx: Context
+        self,
+        tokens: Int[Array, "B T"],
+        state: ModelState,
+        *,
+        ctx: Context,
+        begin: tuple | None = None,
     ) -> tuple[Out, tuple]:
         """Looks at tokens and promises nothing; see `Model.verify`."""
         compacted = self._enter(tokens, state, ctx, ())
-        x = self._embed(compacted.tokens, compacted.layer_ctx)
+        begin = self.begin() if begin is None else begin
+        layer_ctx = self._first_context(compacted)
+        x = self._embed(compacted.tokens, layer_ctx)
+        layer_ctx.shared[FIRST] = x
         pending = []
         for index, block in enumerate(self.blocks):
-            own = self._layer_context(compacted.layer_ctx, index)
+            own = self._layer_context(layer_ctx, index, begin)
             x, layer_pending = block.verify(x, state.layers[index], own)
             pending.append(layer_pending)
         hidden = restore(self.final_norm(x), compacted)
-        starts = compacted.layer_ctx.order - compacted.layer_ctx.positions
-        held = (tuple(pending), compacted.source, compacted.layer_ctx.segment_ids, starts)
+        starts = layer_ctx.order - layer_ctx.positions
+        held = (tuple(pending), compacted.source, layer_ctx.segment_ids, starts)
         return Out(hidden, {}, {}), held
 
     def commit(
@@ -234,10 +323,17 @@ class Backbone(nnx.Module):
         """Cost of all layers and of the head at every new position."""
         width, rows = self.config.width, self.config.padded_vocab_size
         counters = 3 * 4 * batch  # length, document and its start per row
-        total = Cost(float(2 * batch * new_tokens * width * rows), 0.0, float(counters), 0.0)
+        head = 2 * batch * new_tokens * width * rows
+        # The head is read whole; of the embedding only the rows of the tokens.
+        read = (width * rows + batch * new_tokens * width) * bytes_per_value + 4 * width
+        total = Cost(float(head), 0.0, float(counters), 0.0, float(read))
         for block in self.blocks:
             total += block.cost(batch, new_tokens, context, bytes_per_value)
         return total
+
+    def inactive_params(self) -> int:
+        """Parameters that one token does not use."""
+        return sum(block.inactive_params() for block in self.blocks)
 
     def _enter(
         self,
@@ -269,8 +365,23 @@ class Backbone(nnx.Module):
         key = jax.random.fold_in(ctx.dropout_key, self.config.num_layers)
         return dropout(x, self.config.dropout, key)
 
-    def _layer_context(self, ctx: LayerContext, index: int) -> LayerContext:
+    def _first_context(self, compacted: Compacted) -> LayerContext:
+        return compacted.layer_ctx.replace(shared={})
+
+    def _layer_context(
+        self, ctx: LayerContext, index: int, begin: tuple | None
+    ) -> LayerContext:
+        if begin is not None:
+            ctx = ctx.replace(begin=begin[index])
         if ctx.dropout_key is None:
             return ctx
-        key = jax.random.fold_in(ctx.dropout_key, index)
-        return LayerContext(**{**vars(ctx), "dropout_key": key})
+        return ctx.replace(dropout_key=jax.random.fold_in(ctx.dropout_key, index))
+
+
+def _call(
+    block: Any, x: Array, state: Any, ctx: LayerContext
+) -> tuple[Array, Any, dict[str, Array], dict[str, Any]]:
+    """A layer's call as a function of arrays: what it hands on is returned, not left behind."""
+    ctx = ctx.replace(shared=dict(ctx.shared))
+    x, state, aux = block(x, state, ctx)
+    return x, state, aux, ctx.shared

@@ -53,8 +53,13 @@ class LayerContext:
         start: int32 (B), valid tokens before this call.
         bounds: the mask's vectors.
         parents: int32 (B T) or None, see `Context`.
-        shared: arrays that layers hand to one another (a first embedding, shared keys).
+        shared: arrays that layers hand to one another (a first embedding, shared keys): a layer
+            may add to it, and the layers after it find it there.
         dropout_key: PRNG key of this layer, or None.
+        begin: what each document begins with in this layer: what the mixer's `absorb` made of the
+            learnt meta tokens, with a leading 1 for the batch; None without meta tokens.
+        adapters: low-rank changes of this invocation to a shared block's matrices, by their names:
+            (A, B) for `x W + (x A) B`; None for none.
         mask_is_causal: static; True when no token can look ahead.
         history: static, see `Context`.
     """
@@ -71,6 +76,12 @@ class LayerContext:
     dropout_key: Key[Array, ""] | None
     mask_is_causal: bool = dataclasses.field(metadata={"static": True})
     history: bool = dataclasses.field(metadata={"static": True})
+    begin: Any = None
+    adapters: dict[str, tuple[Array, Array]] | None = None
+
+    def replace(self, **changes: Any) -> "LayerContext":
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
 
     def ancestors(self) -> Bool[Array, "B T T"]:
         """(t, s) True where token s is token t or an ancestor of it in the draft tree.

@@ -53,12 +53,15 @@ class LossSums(NamedTuple):
         weight: what `nll_sum` is divided by, float32.
         aux_sum: sum of auxiliary losses (z-loss, router balance), already scaled.
         aux_weight: what `aux_sum` is divided by.
+        stats: what layers report beside losses (see `Out.stats`), each times `weight`, so that
+            micro-batches count by their tokens.
     """
 
     nll_sum: Float[Array, ""]
     weight: Float[Array, ""]
     aux_sum: Float[Array, ""]
     aux_weight: Float[Array, ""]
+    stats: dict[str, Array] = {}  # noqa: RUF012  (never changed)
 
 
 class Likelihood(NamedTuple):
@@ -84,15 +87,17 @@ class Cost(NamedTuple):
 
     Attributes:
         flops: floating-point operations (a multiply-add is two).
-        bytes_read: bytes of state read from main memory (parameters are counted by the model).
+        bytes_read: bytes of state read from main memory.
         state_bytes_fixed: bytes of state that do not grow with context.
         state_bytes_per_token: bytes of state per token of context.
+        weight_bytes: bytes of parameters read. Blocks count them, so a mixer leaves this out.
     """
 
     flops: float
     bytes_read: float
     state_bytes_fixed: float
     state_bytes_per_token: float
+    weight_bytes: float = 0.0
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         """Costs of layers add up."""
@@ -104,13 +109,16 @@ class Out(NamedTuple):
 
     Attributes:
         hidden: (B T D), after the final norm; zeros at padding.
-        aux: sums that layers contributed: name -> float32 scalar (router losses and the like).
+        aux: losses that layers contribute, summed over layers: name -> float32 scalar, a mean over
+            real tokens, already scaled by its coefficient.
+        stats: what else layers report: `layer_<i>.<name>` -> float32 scalar.
         taps: the hidden states (B T D) that `collect` asked for: layer index -> after that layer.
     """
 
     hidden: Float[Array, "B T D"]
     aux: dict[str, Array]
     taps: dict[int, Array]
+    stats: dict[str, Array] = {}  # noqa: RUF012  (never changed)
 
 
 class Mixer(Protocol):
@@ -118,7 +126,9 @@ class Mixer(Protocol):
 
     `T` is free: a prompt is prefill, one token is decode, a few are a chunk. Rows come compacted:
     row b holds `ctx.lengths[b]` valid tokens, first. What is returned behind them is ignored.
-    A mixer whose state or mask cannot do what `ctx` asks says so in `supports`.
+    A mixer whose state or mask cannot do what `ctx` asks says so in `supports`. One that can run
+    in a model with meta tokens has another method: `absorb(x, ctx)` runs over them (1 M D) and
+    returns y and what documents begin with, which calls then find in `ctx.begin`.
     """
 
     def init_state(self, batch: int, max_len: int, *, dtype: Any) -> Any:
@@ -152,6 +162,27 @@ class Mixer(Protocol):
 
     def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:
         """None, or the reason why this mixer cannot honour `ctx`."""
+        ...
+
+
+class Mlp(Protocol):
+    """Transforms each token by itself. One file and one registry line add one.
+
+    Two more methods are optional: `weight_bytes(tokens, bytes_per_value) -> float`, the bytes of
+    parameters that a call on so many tokens reads (all of them otherwise), and `inactive_params()
+    -> int`, the parameters that one token does not use (none otherwise).
+    """
+
+    def __call__(self, x: Array, ctx: LayerContext) -> tuple[Array, dict[str, Array]]:
+        """Transforms x (B T D); returns y (B T D) and float32 scalars by name.
+
+        Names that end in `_loss` are losses, means over the real tokens, already scaled by their
+        coefficient; the others are statistics. Row b holds `ctx.lengths[b]` real tokens, first.
+        """
+        ...
+
+    def cost(self, batch: int, new_tokens: int) -> Cost:
+        """Cost of a call."""
         ...
 
 

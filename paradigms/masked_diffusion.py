@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from .backbone import MASKED
 from .config import Config
 from .context import Context
-from .interface import Batch, Likelihood, LossSums, SpecialIds
+from .interface import Batch, Likelihood, LossSums, Out, SpecialIds
 from .masks import Full
 from .model import Model
 from .noise import mask_exactly, mask_with_probability, noise_levels
@@ -116,11 +116,12 @@ class MaskedDiffusion:
             level_key, batch.tokens.shape[0], low_discrepancy=self.low_discrepancy
         )
         hidden = mask_with_probability(mask_key, counted, t)
-        nll, aux = self.hidden_nll(model, batch, hidden, dropout_key=dropout_key, remat=remat)
+        nll, out = self.hidden_nll(model, batch, hidden, dropout_key=dropout_key, remat=remat)
         level_weight = 1.0 / t if self.inverse_t else jnp.full_like(t, 2.0)
         weight = jnp.sum(counted, dtype=jnp.float32)
-        aux_sum = sum(aux.values(), jnp.zeros((), jnp.float32))
-        return LossSums(jnp.sum(nll * level_weight[:, None]), weight, aux_sum, weight)
+        aux_sum = weight * sum(out.aux.values(), jnp.zeros((), jnp.float32))
+        stats = {name: value * weight for name, value in out.stats.items()}
+        return LossSums(jnp.sum(nll * level_weight[:, None]), weight, aux_sum, weight, stats)
 
     def log_likelihood(self, model: Model, batch: Batch, *, key: Key[Array, ""]) -> Likelihood:
         """Estimates the bound -log p(row) <= E_l E_(l of n hidden) [n/l sum of cross-entropies].
@@ -177,8 +178,8 @@ class MaskedDiffusion:
         *,
         dropout_key: Key[Array, ""] | None = None,
         remat: bool = False,
-    ) -> tuple[Float[Array, "B T"], dict[str, Array]]:
-        """Cross-entropy of the hidden tokens given the others: nats, 0 elsewhere; and aux sums."""
+    ) -> tuple[Float[Array, "B T"], Out]:
+        """Cross-entropy of the hidden tokens given the others: nats, 0 elsewhere; and `Out`."""
         noisy = jnp.where(hidden, self.mask_id, batch.tokens)
         ctx = Context(segment_ids=batch.segment_ids, mask=Full(), dropout_key=dropout_key)
         out, _ = model(noisy, ctx=ctx, remat=remat)
@@ -189,7 +190,7 @@ class MaskedDiffusion:
         log_total = jax.nn.logsumexp(logits, axis=-1)
         nll = log_total - jnp.take_along_axis(logits, target, axis=-1)[..., 0]
         nll = jnp.pad(nll, ((0, 0), (first, 0)))
-        return jnp.where(hidden, nll, 0.0), out.aux
+        return jnp.where(hidden, nll, 0.0), out
 
     def without_mask(self, logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
         """Takes all probability from the mask id."""

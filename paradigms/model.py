@@ -65,12 +65,15 @@ class Model:
     Attributes:
         params: nested dict of arrays.
         config: the configuration that the parameters belong to.
+        begin: what documents begin with in each layer, as `prepare` computed it for a model with
+            meta tokens; None otherwise, and then calls compute it.
     """
 
-    def __init__(self, params: dict, plan: _Plan):
+    def __init__(self, params: dict, plan: _Plan, begin: tuple | None = None):
         """Use `build_model`, `abstract_model` or `with_params`."""
         self.params = params
         self._plan = plan
+        self.begin = begin
 
     @property
     def config(self) -> ModelConfig:
@@ -89,13 +92,16 @@ class Model:
     def prepare(self, dtype: Any) -> "Model":
         """Returns the copy to compute with: parameters cast to `dtype`, sensitive ones float32.
 
+        Meta tokens are run through the layers here, once, instead of in every call.
+
         Differentiable, so that a train step may compute in bfloat16 on float32 parameters.
         """
 
         def cast(path: tuple, leaf: Array) -> Array:
             return leaf.astype(jnp.float32 if path in self._plan.float32_paths else dtype)
 
-        return self.with_params(_by_path(self.params, cast))
+        model = self.with_params(_by_path(self.params, cast))
+        return Model(model.params, self._plan, _begin(model))
 
     def decay_mask(self) -> dict:
         """Nested dict of bool: True where weight decay applies (matrices)."""
@@ -107,7 +113,8 @@ class Model:
 
     def num_active_params(self) -> int:
         """Parameters that one token's computation reads; fewer than all under routing."""
-        return self.num_params()
+        abstract = nnx.merge(self._plan.graph, self._plan.shapes)
+        return self.num_params() - abstract.inactive_params()
 
     def init_state(self, batch: int, max_len: int, *, dtype: Any = None) -> ModelState:
         """A state without history.
@@ -145,7 +152,9 @@ class Model:
             ConfigError: a mixer cannot honour `ctx`; the message says which and why.
             CapacityError: a row longer than `max_len` without state.
         """
-        return self._module()(tokens, state, ctx=ctx, collect=collect, remat=remat)
+        return self._module()(
+            tokens, state, ctx=ctx, collect=collect, remat=remat, begin=self.begin
+        )
 
     def head(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Logits, float32. Pick positions before calling: this is a large matmul."""
@@ -155,7 +164,7 @@ class Model:
         self, tokens: Int[Array, "B T"], state: ModelState, *, ctx: Context = Context()  # noqa: B008
     ) -> tuple[Out, Any]:
         """Looks at tokens without taking them in; returns `Out` and what `commit` needs."""
-        return self._module().verify(tokens, state, ctx=ctx)
+        return self._module().verify(tokens, state, ctx=ctx, begin=self.begin)
 
     def commit(
         self,
@@ -175,18 +184,19 @@ class Model:
         return self._module().commit(state, pending, path, accepted)
 
     def cost(self, batch: int, new_tokens: int, context: int) -> Cost:
-        """Cost of one call, all rows together; parameters' bytes are not in `bytes_read`."""
+        """Cost of one call, all rows together, the parameters that it reads included."""
         abstract = nnx.merge(self._plan.graph, self._plan.shapes)
         return abstract.cost(batch, new_tokens, context, jnp.dtype(self.dtype).itemsize)
 
-    def tree_flatten(self) -> tuple[tuple[dict], _Plan]:
-        """Parameters are the leaves."""
-        return (self.params,), self._plan
+    def tree_flatten(self) -> tuple[tuple[dict, tuple | None], _Plan]:
+        """Parameters, and what `prepare` made of the meta tokens, are the leaves."""
+        return (self.params, self.begin), self._plan
 
     @classmethod
-    def tree_unflatten(cls, plan: _Plan, children: tuple[dict]) -> "Model":
+    def tree_unflatten(cls, plan: _Plan, children: tuple[dict, tuple | None]) -> "Model":
         """Inverse of `tree_flatten`."""
-        return cls(children[0], plan)
+        params, begin = children
+        return cls(params, plan, begin)
 
     def __repr__(self) -> str:
         """Size at a glance."""
@@ -198,6 +208,11 @@ class Model:
 
     def _module(self) -> Backbone:
         return nnx.merge(self._plan.graph, self.params)
+
+
+@jax.jit
+def _begin(model: Model) -> tuple | None:
+    return model._module().begin()
 
 
 def build_model(config: ModelConfig, *, seed: int) -> Model:

@@ -1,6 +1,10 @@
 """What a configuration can name. Adding a mixer, a block or an MLP is one line here."""
 
+from .blocks.parallel import ParallelConfig
+from .blocks.parallel_heads import ParallelHeadsConfig
+from .blocks.postnorm import PostNormConfig
 from .blocks.prenorm import PreNormConfig
+from .blocks.shared import SharedConfig
 from .config import choice_of
 from .mixers.attention import AttentionConfig
 from .mixers.mamba import MambaConfig
@@ -17,6 +21,10 @@ MIXERS = {
 
 BLOCKS = {
     "prenorm": PreNormConfig,
+    "postnorm": PostNormConfig,
+    "parallel": ParallelConfig,
+    "parallel_heads": ParallelHeadsConfig,
+    "shared": SharedConfig,
 }
 
 MLPS = {

@@ -298,6 +298,7 @@ class _Trainer:
 
     def _write_line(self, step: int, validation: float | None) -> None:
         loss, aux, norm = self.sums.means()
+        stats = self.sums.mean_stats()
         self.sums = Sums()
         self.log.write(
             Record(
@@ -311,6 +312,7 @@ class _Trainer:
                 learning_rate=float(self.rate(step - 1)),
                 tokens_per_s=self.clock.tokens_per_s,
                 validation_bits_per_byte=validation,
+                stats=stats,
             )
         )
 

@@ -29,6 +29,8 @@ class Record(NamedTuple):
         learning_rate: of the last of these updates.
         tokens_per_s: median so far.
         validation_bits_per_byte: of the evaluation after this update; null without one.
+        stats: what layers report, `layer_<i>.<name>`, means over these updates (a router's entropy
+            and load); empty where no layer reports anything.
     """
 
     step: int
@@ -41,6 +43,7 @@ class Record(NamedTuple):
     learning_rate: float
     tokens_per_s: float
     validation_bits_per_byte: float | None
+    stats: dict[str, float]
 
 
 class Sums:
@@ -54,6 +57,7 @@ class Sums:
         self.aux: float = saved.get("aux", 0.0)
         self.grad_norm: float = saved.get("grad_norm", 0.0)
         self.updates: int = saved.get("updates", 0)
+        self.stats: dict[str, float] = dict(saved.get("stats", {}))
 
     def add(self, metrics: StepMetrics) -> None:
         """Takes one update in."""
@@ -62,6 +66,8 @@ class Sums:
         self.aux += metrics.aux
         self.grad_norm += metrics.grad_norm
         self.updates += 1
+        for name, value in metrics.stats.items():
+            self.stats[name] = self.stats.get(name, 0.0) + value
 
     def to_plain(self) -> dict[str, Any]:
         """For a checkpoint; floats survive JSON exactly."""
@@ -71,6 +77,10 @@ class Sums:
         """Loss (weighted by scored tokens), auxiliary loss, gradient norm."""
         loss = self.nll_sum / self.weight if self.weight else 0.0
         return loss, self.aux / self.updates, self.grad_norm / self.updates
+
+    def mean_stats(self) -> dict[str, float]:
+        """What layers report, by name."""
+        return {name: total / self.updates for name, total in self.stats.items()}
 
 
 class Clock:
@@ -161,7 +171,8 @@ class MetricsLog:
         except OSError as error:
             raise CheckpointError(f"{self._failed}: {error.strerror}") from None
         if self._board is not None:
-            for name, value in plain.items():
+            scalars = {name: value for name, value in plain.items() if name != "stats"}
+            for name, value in (scalars | record.stats).items():
                 if name not in ("step", "wall_s") and value is not None:
                     self._board.add_scalar(name, value, record.step)
 
@@ -187,4 +198,5 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def is_finite(metrics: StepMetrics) -> bool:
     """False when any of the metrics is infinite or not a number."""
-    return all(math.isfinite(value) for value in metrics)
+    numbers = [*metrics[:-1], *metrics.stats.values()]
+    return all(math.isfinite(value) for value in numbers)

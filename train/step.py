@@ -42,17 +42,20 @@ class StepMetrics(NamedTuple):
         weight: what it is divided by.
         aux: auxiliary losses, already divided.
         grad_norm: length of the gradient before clipping.
+        stats: what layers report (a router's load), means over the update's scored tokens.
     """
 
     nll_sum: Any
     weight: Any
     aux: Any
     grad_norm: Any
+    stats: dict[str, float] = {}  # noqa: RUF012  (never changed)
 
     @classmethod
-    def fetch(cls, vector: Float[Array, " n"]) -> "StepMetrics":
+    def fetch(cls, metrics: tuple[Float[Array, " n"], dict[str, Array]]) -> "StepMetrics":
         """Waits for the update and takes its metrics off the device."""
-        return cls(*jax.device_get(vector).tolist())
+        vector, stats = jax.device_get(metrics)
+        return cls(*vector.tolist(), {name: float(value) for name, value in stats.items()})
 
     @property
     def loss(self) -> float:
@@ -93,7 +96,7 @@ def _init(params: dict, config: RunConfig, tx: optax.GradientTransformation) -> 
 
 def make_train_step(
     config: RunConfig, paradigm: Paradigm, tx: optax.GradientTransformation, model: Model
-) -> Callable[[TrainState, Batch], tuple[TrainState, Float[Array, " n"]]]:
+) -> Callable[[TrainState, Batch], tuple[TrainState, tuple[Float[Array, " n"], dict[str, Array]]]]:
     """Returns the update as a pure function, to be compiled once with the state donated.
 
     The batch comes as `micro_batches` makes it. Randomness is a function of the seed, the step
@@ -143,11 +146,14 @@ def make_train_step(
             (_, got), grads = jax.value_and_grad(loss, has_aux=True)(params)
             return jax.tree.map(jnp.add, carry, (grads, got)), None
 
-        begin = (jax.tree.map(jnp.zeros_like, params), LossSums(zero, zero, zero, zero))
+        one = jax.tree.map(lambda a: a[0], (batches, micros))
+        shapes = jax.eval_shape(lambda p: sums(p, *_with_step(one, step)), params)
+        nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        begin = (jax.tree.map(jnp.zeros_like, params), nothing)
         (grads, got), _ = jax.lax.scan(add, begin, (batches, micros))
         return grads, got
 
-    def train_step(state: TrainState, batches: Batch) -> tuple[TrainState, Array]:
+    def train_step(state: TrainState, batches: Batch) -> tuple[TrainState, tuple[Array, dict]]:
         grads, got = gradients(state.params, batches, state.step)
         grads, norm = clip_by_norm(grads, training.optimizer.clip_norm)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -158,8 +164,9 @@ def make_train_step(
             decay = jnp.minimum(training.ema_decay, young).astype(jnp.float32)
             ema = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, ema, params)
         aux = _mean(got.aux_sum, got.aux_weight)
-        metrics = jnp.stack([got.nll_sum, got.weight, aux, norm]).astype(jnp.float32)
-        return TrainState(params, opt_state, ema, state.step + 1), metrics
+        vector = jnp.stack([got.nll_sum, got.weight, aux, norm]).astype(jnp.float32)
+        stats = {name: _mean(total, got.weight) for name, total in got.stats.items()}
+        return TrainState(params, opt_state, ema, state.step + 1), (vector, stats)
 
     return train_step
 

@@ -26,6 +26,8 @@ class Build(NamedTuple):
         max_len: longest row the model is meant for.
         norm_eps: epsilon of the RMS norms.
         rngs: source of PRNG keys, advanced by each draw.
+        input_width: width of the mixer's input where it is not D (a shared block's).
+        meta_tokens: learnt tokens that every document begins with.
     """
 
     width: int
@@ -33,6 +35,13 @@ class Build(NamedTuple):
     max_len: int
     norm_eps: float
     rngs: nnx.Rngs
+    input_width: int | None = None
+    meta_tokens: int = 0
+
+    @property
+    def read_width(self) -> int:
+        """Width of what the mixer is given; D unless `input_width` says else."""
+        return self.width if self.input_width is None else self.input_width
 
     def matrix(self, rows: int, columns: int, *, residual: bool = False) -> nnx.Param:
         """A (rows columns) matrix applied as `x @ w`, normal with variance 1/rows.
@@ -52,6 +61,33 @@ class Build(NamedTuple):
         """A parameter drawn from a normal law cut off at three standard deviations."""
         draw = jax.random.truncated_normal(self.rngs.params(), -3.0, 3.0, shape, jnp.float32)
         return nnx.Param(scale * draw)
+
+
+def adapted(x: Array, weight: nnx.Param, ctx: Any, name: str) -> Array:
+    """`x @ weight`, plus the low-rank adapter that `ctx` holds for that name, if any.
+
+    `x W + (x A) B` (LoRA, arXiv 2106.09685, eq. 3): what a shared block's invocations differ in.
+    """
+    y = x @ weight[...].astype(x.dtype)
+    if ctx.adapters is None or name not in ctx.adapters:
+        return y
+    down, up = ctx.adapters[name]
+    return y + (x @ down.astype(x.dtype)) @ up.astype(x.dtype)
+
+
+def weight_bytes(module: nnx.Module, bytes_per_value: int) -> float:
+    """Bytes of a module's parameters when computing with values of that size."""
+    total = 0
+    for _, variable in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        size = 4 if is_float32_param(variable) else bytes_per_value
+        total += math.prod(shape_of(variable)) * size
+    return float(total)
+
+
+def count_params(module: nnx.Module) -> int:
+    """Number of a module's parameters."""
+    flat = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return sum(math.prod(shape_of(variable)) for _, variable in flat)
 
 
 def shape_of(variable: nnx.Param) -> tuple[int, ...]:

@@ -15,8 +15,19 @@ from ...kernels.selective_scan import selective_scan, selective_scan_tree
 from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
+from ..layers.norm import RMSNorm
 from ..layers.params import Build, Float32Param, shape_of
-from .state_space import along, conv_kernel, known_state, refuse_lookahead, step_bias
+from .state_space import (
+    along,
+    conv_kernel,
+    conv_of_begin,
+    known_state,
+    last_of,
+    refuse_lookahead,
+    silu_like,
+    since_reset,
+    step_bias,
+)
 
 
 class MambaConfig(Config):
@@ -30,6 +41,8 @@ class MambaConfig(Config):
         dt_min: lowest step size at initialisation.
         dt_max: highest step size at initialisation.
         dt_floor: no step size begins below this.
+        select_norms: RMS-normalise dt (before its second projection), B and C (Jamba, arXiv
+            2403.19887, sec. 6.4).
     """
 
     name: Literal["mamba"] = "mamba"
@@ -40,6 +53,7 @@ class MambaConfig(Config):
     dt_min: float = Field(default=1e-3, gt=0.0)
     dt_max: float = Field(default=0.1, gt=0.0)
     dt_floor: float = Field(default=1e-4, gt=0.0)
+    select_norms: bool = False
 
     @model_validator(mode="after")
     def _range_is_one(self) -> "MambaConfig":
@@ -73,6 +87,7 @@ class MambaPending(NamedTuple):
         dt: float32 (B T E).
         B: (B T M).
         starts_document: bool (B T).
+        begin: what documents begin with, None for zeros.
     """
 
     conv_input: Float[Array, "B T E"]
@@ -80,6 +95,7 @@ class MambaPending(NamedTuple):
     dt: Float[Array, "B T E"]
     B: Float[Array, "B T M"]
     starts_document: Bool[Array, "B T"]
+    begin: MambaState | None = None
 
 
 class Mamba(nnx.Module):
@@ -108,6 +124,11 @@ class Mamba(nnx.Module):
         rates = jnp.arange(1, config.state_size + 1, dtype=jnp.float32)
         self.A_log = Float32Param(jnp.tile(jnp.log(rates), (inner, 1)))
         self.D = Float32Param(jnp.ones((inner,), jnp.float32))
+        self.select_norms = config.select_norms
+        if config.select_norms:
+            self.dt_norm = RMSNorm(self.dt_rank, build.norm_eps)
+            self.B_norm = RMSNorm(config.state_size, build.norm_eps)
+            self.C_norm = RMSNorm(config.state_size, build.norm_eps)
         self.w_out = build.matrix(inner, width, residual=True)
 
     def init_state(self, batch: int, max_len: int, *, dtype: Any) -> MambaState:
@@ -122,47 +143,45 @@ class Mamba(nnx.Module):
         self, x: Float[Array, "B T D"], state: MambaState | None, ctx: LayerContext
     ) -> tuple[Float[Array, "B T D"], MambaState | None]:
         """Runs the recurrence from the state (or from zeros) over the row's valid tokens."""
-        reset = ctx.starts_document
         # Without a state to hand on, padding can stay: it is behind the tokens that it could touch.
         lengths = None if state is None else ctx.lengths
-        conv, ssm = state if state is not None and ctx.history else (None, None)
+        before = state if state is not None and ctx.history else MambaState(None, None)
         x, z = self._enter(x)
-        x, conv = causal_conv1d(
-            x,
-            self.conv[...],
-            self.conv_bias[...],
-            state=conv,
-            reset=reset,
-            lengths=lengths,
-            activation="silu",
-        )
-        dt, B, C = self._select(x)
-        y, ssm = selective_scan(
-            x, dt, self._A(), B, C, D=self.D[...], z=z, state=ssm, reset=reset, lengths=lengths
-        )
-        return self._leave(y), None if state is None else MambaState(conv, ssm)
+        y, after, _ = self._run(x, z, before, ctx, lengths)
+        return self._leave(y), None if state is None else after
+
+    def absorb(
+        self, x: Float[Array, "1 M D"], ctx: LayerContext
+    ) -> tuple[Float[Array, "1 M D"], MambaState]:
+        """Runs over meta tokens; documents begin with the state after them."""
+        return self(x, self.init_state(1, 0, dtype=x.dtype), ctx)
 
     def verify(
         self, x: Float[Array, "B T D"], state: MambaState, ctx: LayerContext
     ) -> tuple[Float[Array, "B T D"], MambaPending]:
         """Runs the recurrence and keeps its inputs instead of its states."""
         conv_input, z = self._enter(x)
-        taps, bias, A, D = self.conv[...], self.conv_bias[...], self._A(), self.D[...]
-        reset = ctx.starts_document
-        conv, ssm = known_state(state.conv, ctx.start), known_state(state.ssm, ctx.start)
+        reset, begin = ctx.starts_document, ctx.begin
+        conv = known_state(state.conv, ctx.start)
         if ctx.parents is None:
-            x, _ = causal_conv1d(
-                conv_input, taps, bias, state=conv, reset=reset, activation="silu"
-            )
-            dt, B, C = self._select(x)
-            y, _ = selective_scan(x, dt, A, B, C, D=D, z=z, state=ssm, reset=reset)
+            before = MambaState(conv, known_state(state.ssm, ctx.start))
+            y, _, (x, dt, B) = self._run(conv_input, z, before, ctx, None)
         else:
+            taps = self.conv[...]
+            activation = "silu" if begin is None else None
             x = causal_conv1d_tree(
-                conv_input, taps, bias, ctx.parents, state=conv, activation="silu"
-            )
+                conv_input, taps, self.conv_bias[...], ctx.parents, state=conv,
+                activation=activation,
+            )  # fmt: skip
+            if begin is not None:
+                extra = conv_of_begin(taps, begin.conv, ctx.positions)
+                x = silu_like(x.astype(jnp.float32) + extra, z)
             dt, B, C = self._select(x)
-            y = selective_scan_tree(x, dt, A, B, C, ctx.parents, D=D, z=z, state=ssm)
-        return self._leave(y), MambaPending(conv_input, x, dt, B, reset)
+            ssm = known_state(state.ssm, ctx.start, None if begin is None else begin.ssm)
+            y = selective_scan_tree(
+                x, dt, self._A(), B, C, ctx.parents, D=self.D[...], z=z, state=ssm
+            )
+        return self._leave(y), MambaPending(conv_input, x, dt, B, reset, begin)
 
     def commit(
         self,
@@ -172,7 +191,7 @@ class Mamba(nnx.Module):
         accepted: Int[Array, " B"],
     ) -> MambaState:
         """Runs the recurrence alone again, over the accepted tokens of the path."""
-        conv_input, x, dt, B, reset = (along(values, path) for values in pending)
+        conv_input, x, dt, B, reset = (along(values, path) for values in pending[:-1])
         _, conv = causal_conv1d(
             conv_input, self.conv[...], None, state=state.conv, reset=reset, lengths=accepted
         )
@@ -180,6 +199,8 @@ class Mamba(nnx.Module):
         _, ssm = selective_scan(
             x, dt, self._A(), B, B, state=state.ssm, reset=reset, lengths=accepted
         )
+        if pending.begin is not None:
+            ssm = self._with_begin(ssm, pending.begin, *since_reset(dt, reset), accepted)
         return MambaState(conv, ssm)
 
     def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
@@ -206,12 +227,64 @@ class Mamba(nnx.Module):
         xz = x @ self.w_in[...].astype(x.dtype)
         return xz[..., : self.inner], xz[..., self.inner :]
 
+    def _run(
+        self,
+        x: Float[Array, "B T E"],
+        z: Float[Array, "B T E"],
+        before: MambaState,
+        ctx: LayerContext,
+        lengths: Int[Array, " B"] | None,
+    ) -> tuple[Array, MambaState, tuple[Array, Array, Array]]:
+        """Convolution, selection, scan and gate; returns y, the state after, and x, dt, B.
+
+        Documents that begin with a state get its response added: the recurrence is linear in it.
+        """
+        reset, begin = ctx.starts_document, ctx.begin
+        taps, A, D = self.conv[...], self._A(), self.D[...]
+        activation = "silu" if begin is None else None
+        x, conv = causal_conv1d(
+            x, taps, self.conv_bias[...], state=before.conv, reset=reset, lengths=lengths,
+            activation=activation,
+        )  # fmt: skip
+        if begin is not None:
+            extra = conv_of_begin(taps, begin.conv, ctx.positions)
+            x = silu_like(x.astype(jnp.float32) + extra, z)
+        dt, B, C = self._select(x)
+        gate = z if begin is None else None
+        y, ssm = selective_scan(
+            x, dt, A, B, C, D=D, z=gate, state=before.ssm, reset=reset, lengths=lengths
+        )
+        if begin is not None:
+            total, started = since_reset(dt, reset)
+            rest = jnp.exp(A * total[..., None]) * begin.ssm[:, None]
+            response = jnp.einsum("btem,btm->bte", rest, C.astype(jnp.float32))
+            y = y.astype(jnp.float32) + jnp.where(started[:, :, None], response, 0.0)
+            y = (y * jax.nn.silu(z.astype(jnp.float32))).astype(z.dtype)
+            if lengths is not None:
+                ssm = self._with_begin(ssm, begin, total, started, lengths)
+        return y, MambaState(conv, ssm), (x, dt, B)
+
+    def _with_begin(
+        self,
+        ssm: Float[Array, "B E M"],
+        begin: MambaState,
+        total: Float[Array, "B T E"],
+        started: Bool[Array, "B T"],
+        lengths: Int[Array, " B"],
+    ) -> Float[Array, "B E M"]:
+        """The state with what is left of `begin` in documents that began in this call."""
+        rest = jnp.exp(self._A() * last_of(total, lengths)[..., None]) * begin.ssm
+        took = (lengths > 0) & last_of(started, lengths)
+        return ssm + jnp.where(took[:, None, None], rest, 0.0)
+
     def _select(self, x: Float[Array, "B T E"]) -> tuple[Array, Array, Array]:
         """Step sizes (float32), B and C of each token."""
         selected = x @ self.w_x[...].astype(x.dtype)
         low = selected[..., : self.dt_rank]
         B = selected[..., self.dt_rank : self.dt_rank + self.state_size]
         C = selected[..., self.dt_rank + self.state_size :]
+        if self.select_norms:
+            low, B, C = self.dt_norm(low), self.B_norm(B), self.C_norm(C)
         dt = jnp.matmul(
             low, self.w_dt[...].astype(x.dtype), preferred_element_type=jnp.float32
         )

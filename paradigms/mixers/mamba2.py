@@ -17,7 +17,17 @@ from ..context import LayerContext
 from ..interface import Cost
 from ..layers.norm import rms_norm
 from ..layers.params import Build, Float32Param, shape_of
-from .state_space import along, conv_kernel, known_state, refuse_lookahead, step_bias
+from .state_space import (
+    along,
+    conv_kernel,
+    conv_of_begin,
+    known_state,
+    last_of,
+    refuse_lookahead,
+    silu_like,
+    since_reset,
+    step_bias,
+)
 
 
 class Mamba2Config(Config):
@@ -81,6 +91,7 @@ class Mamba2Pending(NamedTuple):
         dt: float32 (B T N).
         B: (B T G M), after the convolution.
         starts_document: bool (B T).
+        begin: what documents begin with, None for zeros.
     """
 
     conv_input: Float[Array, "B T E+2GM"]
@@ -88,6 +99,7 @@ class Mamba2Pending(NamedTuple):
     dt: Float[Array, "B T N"]
     B: Float[Array, "B T G M"]
     starts_document: Bool[Array, "B T"]
+    begin: Mamba2State | None = None
 
 
 class Mamba2(nnx.Module):
@@ -135,47 +147,44 @@ class Mamba2(nnx.Module):
         self, x: Float[Array, "B T D"], state: Mamba2State | None, ctx: LayerContext
     ) -> tuple[Float[Array, "B T D"], Mamba2State | None]:
         """Runs the recurrence from the state (or from zeros) over the row's valid tokens."""
-        reset = ctx.starts_document
         # Without a state to hand on, padding can stay: it is behind the tokens that it could touch.
         lengths = None if state is None else ctx.lengths
-        conv, ssm = state if state is not None and ctx.history else (None, None)
+        before = state if state is not None and ctx.history else Mamba2State(None, None)
         z, conv_input, dt = self._enter(x)
-        mixed, conv = causal_conv1d(
-            conv_input,
-            self.conv[...],
-            self.conv_bias[...],
-            state=conv,
-            reset=reset,
-            lengths=lengths,
-            activation="silu",
-        )
-        x, B, C = self._split(mixed)
-        y, ssm = ssd(
-            x, dt, self._A(), B, C, D=self.D[...], state=ssm, reset=reset, lengths=lengths
-        )
-        return self._leave(y, z), None if state is None else Mamba2State(conv, ssm)
+        y, after, _ = self._run(conv_input, dt, before, ctx, lengths)
+        return self._leave(y, z), None if state is None else after
+
+    def absorb(
+        self, x: Float[Array, "1 M D"], ctx: LayerContext
+    ) -> tuple[Float[Array, "1 M D"], Mamba2State]:
+        """Runs over meta tokens; documents begin with the state after them."""
+        return self(x, self.init_state(1, 0, dtype=x.dtype), ctx)
 
     def verify(
         self, x: Float[Array, "B T D"], state: Mamba2State, ctx: LayerContext
     ) -> tuple[Float[Array, "B T D"], Mamba2Pending]:
         """Runs the recurrence and keeps its inputs instead of its states."""
         z, conv_input, dt = self._enter(x)
-        taps, bias, A, D = self.conv[...], self.conv_bias[...], self._A(), self.D[...]
-        reset = ctx.starts_document
-        conv, ssm = known_state(state.conv, ctx.start), known_state(state.ssm, ctx.start)
+        begin = ctx.begin
+        conv = known_state(state.conv, ctx.start)
         if ctx.parents is None:
-            mixed, _ = causal_conv1d(
-                conv_input, taps, bias, state=conv, reset=reset, activation="silu"
-            )
-            x, B, C = self._split(mixed)
-            y, _ = ssd(x, dt, A, B, C, D=D, state=ssm, reset=reset)
+            before = Mamba2State(conv, known_state(state.ssm, ctx.start))
+            y, _, (x, B) = self._run(conv_input, dt, before, ctx, None)
         else:
+            taps = self.conv[...]
+            activation = "silu" if begin is None else None
             mixed = causal_conv1d_tree(
-                conv_input, taps, bias, ctx.parents, state=conv, activation="silu"
-            )
+                conv_input, taps, self.conv_bias[...], ctx.parents, state=conv,
+                activation=activation,
+            )  # fmt: skip
+            if begin is not None:
+                extra = conv_of_begin(taps, begin.conv, ctx.positions)
+                mixed = silu_like(mixed.astype(jnp.float32) + extra, z)
             x, B, C = self._split(mixed)
-            y = ssd_tree(x, dt, A, B, C, ctx.parents, D=D, state=ssm)
-        return self._leave(y, z), Mamba2Pending(conv_input, x, dt, B, reset)
+            ssm = known_state(state.ssm, ctx.start, None if begin is None else begin.ssm)
+            y = ssd_tree(x, dt, self._A(), B, C, ctx.parents, D=self.D[...], state=ssm)
+        pending = Mamba2Pending(conv_input, x, dt, B, ctx.starts_document, begin)
+        return self._leave(y, z), pending
 
     def commit(
         self,
@@ -185,12 +194,14 @@ class Mamba2(nnx.Module):
         accepted: Int[Array, " B"],
     ) -> Mamba2State:
         """Runs the recurrence alone again, over the accepted tokens of the path."""
-        conv_input, x, dt, B, reset = (along(values, path) for values in pending)
+        conv_input, x, dt, B, reset = (along(values, path) for values in pending[:-1])
         _, conv = causal_conv1d(
             conv_input, self.conv[...], None, state=state.conv, reset=reset, lengths=accepted
         )
         # What is read out is dropped, so that any C will do.
         _, ssm = ssd(x, dt, self._A(), B, B, state=state.ssm, reset=reset, lengths=accepted)
+        if pending.begin is not None:
+            ssm = self._with_begin(ssm, pending.begin, *since_reset(dt, reset), accepted)
         return Mamba2State(conv, ssm)
 
     def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
@@ -222,6 +233,55 @@ class Mamba2(nnx.Module):
         end = self.inner + self.conv_channels
         dt = jax.nn.softplus(split[..., end:].astype(jnp.float32) + self.dt_bias[...])
         return split[..., : self.inner], split[..., self.inner : end], dt
+
+    def _run(
+        self,
+        conv_input: Float[Array, "B T E+2GM"],
+        dt: Float[Array, "B T N"],
+        before: Mamba2State,
+        ctx: LayerContext,
+        lengths: Int[Array, " B"] | None,
+    ) -> tuple[Array, Mamba2State, tuple[Array, Array]]:
+        """Convolution and recurrence; returns y (B T N P), the state after, and x and B.
+
+        Documents that begin with a state get its response added: the recurrence is linear in it.
+        """
+        reset, begin = ctx.starts_document, ctx.begin
+        taps, A = self.conv[...], self._A()
+        activation = "silu" if begin is None else None
+        mixed, conv = causal_conv1d(
+            conv_input, taps, self.conv_bias[...], state=before.conv, reset=reset,
+            lengths=lengths, activation=activation,
+        )  # fmt: skip
+        if begin is not None:
+            extra = conv_of_begin(taps, begin.conv, ctx.positions)
+            mixed = silu_like(mixed.astype(jnp.float32) + extra, conv_input)
+        x, B, C = self._split(mixed)
+        y, ssm = ssd(
+            x, dt, A, B, C, D=self.D[...], state=before.ssm, reset=reset, lengths=lengths
+        )
+        if begin is not None:
+            total, started = since_reset(dt, reset)
+            rest = jnp.where(started[:, :, None], jnp.exp(A * total), 0.0)
+            C_heads = jnp.repeat(C.astype(jnp.float32), self.heads // self.groups, axis=2)
+            response = jnp.einsum("btnm,npm->btnp", C_heads, begin.ssm[0])
+            y = (y.astype(jnp.float32) + rest[..., None] * response).astype(y.dtype)
+            if lengths is not None:
+                ssm = self._with_begin(ssm, begin, total, started, lengths)
+        return y, Mamba2State(conv, ssm), (x, B)
+
+    def _with_begin(
+        self,
+        ssm: Float[Array, "B N P M"],
+        begin: Mamba2State,
+        total: Float[Array, "B T N"],
+        started: Bool[Array, "B T"],
+        lengths: Int[Array, " B"],
+    ) -> Float[Array, "B N P M"]:
+        """The state with what is left of `begin` in documents that began in this call."""
+        rest = jnp.exp(self._A() * last_of(total, lengths))[:, :, None, None] * begin.ssm
+        took = (lengths > 0) & last_of(started, lengths)
+        return ssm + jnp.where(took[:, None, None, None], rest, 0.0)
 
     def _split(self, mixed: Float[Array, "B T E+2GM"]) -> tuple[Array, Array, Array]:
         """X by heads, B and C by groups."""

@@ -9,8 +9,11 @@ from jaxtyping import Float
 from pydantic import Field
 
 from ..config import Config
+from ..context import LayerContext
 from ..interface import Cost
-from ..layers.params import Build, shape_of
+from ..layers.params import Build, adapted, shape_of
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu": lambda x: jax.nn.gelu(x, approximate=False)}
 
 
 class SwiGLUConfig(Config):
@@ -18,10 +21,12 @@ class SwiGLUConfig(Config):
 
     Attributes:
         width: F.
+        activation: of the gate; with gelu this is GEGLU (eq. 5).
     """
 
     name: Literal["swiglu"] = "swiglu"
     width: int = Field(ge=1)
+    activation: Literal["silu", "gelu"] = "silu"
 
     def build(self, build: Build) -> "SwiGLU":
         """Makes the MLP."""
@@ -31,19 +36,22 @@ class SwiGLUConfig(Config):
 class SwiGLU(nnx.Module):
     """`(silu(x W_gate) * (x W_up)) W_down`."""
 
+    adaptable = ("w_gate", "w_up", "w_down")
+
     def __init__(self, config: SwiGLUConfig, build: Build):
         """Draws the three projections."""
+        self.activation = config.activation
         self.w_gate = build.matrix(build.width, config.width)
         self.w_up = build.matrix(build.width, config.width)
         self.w_down = build.matrix(config.width, build.width, residual=True)
 
     def __call__(
-        self, x: Float[Array, "B T D"]
+        self, x: Float[Array, "B T D"], ctx: LayerContext
     ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
-        """Returns the output and auxiliary sums (none)."""
-        gate = jax.nn.silu(x @ self.w_gate[...].astype(x.dtype))
-        up = x @ self.w_up[...].astype(x.dtype)
-        return (gate * up) @ self.w_down[...].astype(x.dtype), {}
+        """Returns the output and no losses."""
+        gate = ACTIVATIONS[self.activation](adapted(x, self.w_gate, ctx, "w_gate"))
+        hidden = gate * adapted(x, self.w_up, ctx, "w_up")
+        return adapted(hidden, self.w_down, ctx, "w_down"), {}
 
     def cost(self, batch: int, new_tokens: int) -> Cost:
         """Three matrices, no state."""

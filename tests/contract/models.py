@@ -8,6 +8,7 @@ causal, stateful contracts without a written reason.
 import dataclasses
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from genlab.paradigms.backbone import ModelConfig
 from genlab.paradigms.context import Context
 from genlab.paradigms.masks import Mask
 from genlab.paradigms.model import Model, build_model
+from genlab.train.yaml_loader import load_yaml
 
 WIDTH, DEPTH, VOCAB, MAX_LEN = 16, 2, 23, 64
 
@@ -29,18 +31,28 @@ MIXERS: dict[str, dict] = {
     "mamba2": {"state_size": 4, "head_dim": 8, "num_groups": 2},
 }
 MLPS: dict[str, dict] = {"swiglu": {"width": 24}}
-BLOCKS: dict[str, dict] = {}
+BLOCKS: dict[str, dict] = {
+    "parallel_heads": {"combine": "mean_of_norms", "multipliers": [1.0, 0.5]},
+    "shared": {"lora_rank": 2, "lora": ["w_q", "w_gate", "w_up"]},
+}
+
+SEVERAL_MIXERS = ("parallel_heads", "shared")
 
 # Models whose settings the registries' defaults do not reach: pattern -> mixers by layer.
 ATTENTION = MIXERS["attention"] | {"name": "attention"}
 VARIANTS: dict[str, dict[str, dict]] = {
     "attention_window": {"a": ATTENTION | {"window": 5, "qk_norm": True}},
+    "mamba_select_norms": {"m": MIXERS["mamba"] | {"name": "mamba", "select_norms": True}},
     "hybrid": {
         "m": MIXERS["mamba"] | {"name": "mamba"},
         "a": ATTENTION | {"window": 6},
         "s": MIXERS["mamba2"] | {"name": "mamba2"},
     },
 }
+
+# Families that are hybrids by their YAML: each runs through the suite in small.
+CONFIGS = Path(__file__).parents[2] / "configs" / "families"
+HYBRIDS = ("falcon_h1", "hymba", "jamba", "samba", "zamba", "zamba2")
 
 # Entries that need not run causally with a state, and why. A test checks that they do refuse.
 BIDIRECTIONAL_ONLY = {
@@ -71,8 +83,12 @@ class Entry:
         model = build_model(self.config, seed=7)
 
         def louder(path: Any, leaf: jax.Array) -> jax.Array:
-            # The embedding's small scale would leave nothing to see of the layers' errors.
-            return leaf * 25 if jax.tree_util.keystr(path) == "['embedding']" else leaf
+            # The embedding's small scale would leave nothing to see of the layers' errors, nor
+            # would matrices that begin at zero (the second one of a low-rank adapter).
+            if leaf.ndim == 2 and not leaf.any():
+                return 0.3 * jax.random.normal(jax.random.key(1), leaf.shape)
+            loud = jax.tree_util.keystr(path) in ("['embedding']", "['meta']")
+            return leaf * 25 if loud else leaf
 
         return model.with_params(jax.tree_util.tree_map_with_path(louder, model.params))
 
@@ -99,7 +115,7 @@ def layer(**parts: dict | None) -> dict:
     } | parts
 
 
-def entry(name: str, layers: dict[str, dict]) -> Entry:
+def entry(name: str, layers: dict[str, dict], **more: Any) -> Entry:
     """A model of the given layers, each at least once and at least `DEPTH` in all."""
     config = {
         "width": WIDTH,
@@ -109,7 +125,33 @@ def entry(name: str, layers: dict[str, dict]) -> Entry:
         "max_len": MAX_LEN,
         "vocab_size": VOCAB,
     }
-    return Entry(name, json.dumps(config))
+    return Entry(name, json.dumps(config | more))
+
+
+def shrunk(name: str) -> Entry:
+    """The model of a family's YAML with the same wiring and pattern, and small numbers."""
+    model = load_yaml(CONFIGS / f"{name}.yaml")["model"]
+
+    def small_mixer(mixer: dict) -> dict:
+        window = {"window": 5} if "window" in mixer else {}
+        return mixer | MIXERS[mixer["name"]] | window
+
+    layers = {}
+    for kind, parts in model["layers"].items():
+        parts = dict(parts)
+        if "mixer" in parts:
+            parts["mixer"] = small_mixer(parts["mixer"])
+        if "mixers" in parts:
+            parts["mixers"] = [small_mixer(mixer) for mixer in parts["mixers"]]
+        if "mlp" in parts:
+            parts["mlp"] = parts["mlp"] | MLPS.get(parts["mlp"]["name"], {})
+        if "lora_rank" in parts.get("block", {}):
+            parts["block"] = parts["block"] | {"lora_rank": 2}
+        layers[kind] = parts
+    small = {"width": WIDTH, "layers": layers, "max_len": MAX_LEN, "vocab_size": VOCAB}
+    if "meta_tokens" in model:
+        small["meta_tokens"] = 3
+    return Entry(name, json.dumps(model | small))
 
 
 def all_entries() -> dict[str, Entry]:
@@ -132,8 +174,15 @@ def all_entries() -> dict[str, Entry]:
             block = BLOCKS.get(name, {}) | {"name": name}
             mamba = MIXERS["mamba"] | {"name": "mamba"}
             layers = {"a": layer(block=block), "m": layer(block=block, mixer=mamba)}
+            if name in SEVERAL_MIXERS:
+                both = layer(block=block, mixers=[ATTENTION, mamba])
+                del both["mixer"]
+                layers = {"b": both, "a": layer()}
             found[f"block_{name}"] = entry(f"block_{name}", layers)
-    return found
+    # Meta tokens before the mixers that Hymba's YAML does not put them before.
+    mamba2 = layer(mixer=MIXERS["mamba2"] | {"name": "mamba2"})
+    found["meta_mamba2"] = entry("meta_mamba2", {"s": mamba2, "a": layer()}, meta_tokens=5)
+    return found | {name: shrunk(name) for name in HYBRIDS}
 
 
 ENTRIES = all_entries()

@@ -10,8 +10,10 @@ from pydantic import ValidationError
 
 def parts(config, kind):
     """Names of the mixers, blocks or MLPs of a model's layers."""
-    found = (getattr(layer, kind) for layer in config.layers.values())
-    return {part.name for part in found if part is not None}
+    layers = config.layers.values()
+    if kind == "mixer":
+        return {mixer.name for layer in layers for mixer in layer.all_mixers}
+    return {part.name for layer in layers if (part := getattr(layer, kind)) is not None}
 
 
 @pytest.mark.parametrize("kind", ["mixer", "block", "mlp"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("kernels", "paradigms", "train", "tests/contract")
+PARTS = ("kernels", "paradigms", "train", "configs", "tests/contract")
 FILES = ("__init__.py", "errors.py", "pyproject.toml", "tests/conftest.py")
 DOCUMENT = ROOT / "docs" / "add-a-mixer.md"
 

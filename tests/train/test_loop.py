@@ -44,7 +44,7 @@ def poisoned(update_with_nan, config, *rest):
         def __call__(self, state, batch):
             step = int(state.step) + 1
             state, metrics = update(state, batch)
-            return state, metrics * np.nan if step == update_with_nan else metrics
+            return state, (metrics[0] * np.nan, metrics[1]) if step == update_with_nan else metrics
 
     return Poisoned()
 

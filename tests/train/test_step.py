@@ -80,7 +80,7 @@ def test_however_rows_are_split_the_update_is_the_same(ready, rows):
         config = ready("training.optimizer.eps=1e-3", f"training.accumulate={accumulate}")
         state, metrics = one_update(config, rows)
         assert metrics.weight == one.weight
-        np.testing.assert_allclose(metrics, one, rtol=2e-6)
+        np.testing.assert_allclose(metrics[:4], one[:4], rtol=2e-6)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
             state.params,
@@ -92,7 +92,7 @@ def test_a_batch_without_targets_changes_nothing_but_by_decay(ready, rows):
     config = ready("training.optimizer.weight_decay=0")
     padding = Batch(rows.tokens, np.full_like(rows.segment_ids, -1), np.zeros_like(rows.loss_mask))
     state, metrics = one_update(config, padding)
-    assert metrics == (0.0, 0.0, 0.0, 0.0) and metrics.loss == 0.0
+    assert metrics == (0.0, 0.0, 0.0, 0.0, {}) and metrics.loss == 0.0
     fresh, _ = init_state(config, make_optimizer(config))
     jax.tree.map(np.testing.assert_array_equal, state.params, fresh.params)
 
