@@ -15,6 +15,7 @@ from .compare_config import load_comparison
 from .entry import View
 from .evaluate_run import evaluate_run
 from .lr_grid import tune
+from .profile.table import classic_table
 from .report import terminal_table
 
 Only = Annotated[list[str] | None, typer.Option(help="Run only this entry; may be repeated.")]
@@ -85,6 +86,8 @@ def compare_command(
         )
     # The table needs 100 columns; a narrower terminal folds lines rather than losing figures.
     Console(width=max(console.width, 100)).print(terminal_table(results))
+    if any(row.profile is not None for row in results.rows):
+        Console(width=max(console.width, 100)).print(classic_table(results))
     console.print(f"report: {folder / 'report.html'}   figures: {folder / 'results.json'}")
 
 

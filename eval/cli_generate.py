@@ -2,9 +2,11 @@
 
 import dataclasses
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, NamedTuple, get_args
 
 import typer
 from rich.console import Console
@@ -15,14 +17,25 @@ from ..errors import ConfigError, DataError, suggest
 from ..paradigms.config import Config
 from ..paradigms.decoding.registry import default_decoding
 from ..train.device import prepare_device
-from ..train.run_folder import load_run
+from ..train.run_folder import Run, load_run
+from .constraints import one_constraint
+from .formatting import printable
 from .generate import Generation, Generator, Options
 from .text_stream import check_stops
 
 DEFAULT_MAX_NEW = 128
 
+
+class Chosen(NamedTuple):
+    """A run that is asked, and how."""
+
+    name: str
+    generator: Generator
+    options: Options
+
+
 def generate_command(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run folders.")],
     prompt: Annotated[
         list[str] | None, typer.Option(help="Text to continue; may be repeated. Default: empty.")
     ] = None,
@@ -46,6 +59,15 @@ def generate_command(
         int, typer.Option(help="Diffusion: model calls for the answer; 0 is one per token.")
     ] = 0,
     order: Annotated[str | None, typer.Option(help="Diffusion: order of uncovering.")] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="The answer matches this regular expression as a whole.")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="The answer is JSON of the schema in this file.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The answer is one of these; give it repeatedly.")
+    ] = None,
     truncate_prompt: Annotated[
         bool, typer.Option("--truncate-prompt", help="Keep the end of a prompt that is too long.")
     ] = False,
@@ -55,15 +77,28 @@ def generate_command(
     canvas: Annotated[
         bool, typer.Option("--canvas", help="Show the whole answer after every step.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show all runs side by side while they write.")
+    ] = False,
+    replay: Annotated[
+        Path | None, typer.Option(help="With --watch: write it to this HTML file, to play again.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print records, not text.")] = False,
 ) -> None:
-    """Continues prompts with a trained model of any family.
+    """Continues prompts with trained models of any family.
 
-    The filters apply in this order: ids that are no text, temperature, top-k, top-p, min-p.
+    The filters apply in this order: ids that are no text or that --regex, --json-schema or --choice
+    leave out, temperature, top-k, top-p, min-p. Those three need an autoregressive run. With
+    several runs, --steps and --order go to those that take them.
     """
-    if stream + canvas + as_json > 1:
-        raise ConfigError("--stream, --canvas and --json exclude one another: give one of them")
+    if stream + canvas + as_json + watch > 1:
+        raise ConfigError(
+            "--stream, --canvas, --watch and --json exclude one another: give one of them"
+        )
     prompts = _prompts(prompt, prompt_file)
+    if watch and len(prompts) > 1:
+        raise ConfigError(f"--watch: got {len(prompts)} prompts, want one for all runs")
+    _check_replay(replay, watch)
     options = Options(
         max_new=DEFAULT_MAX_NEW if max_new is None else max_new,
         temperature=temperature,
@@ -74,51 +109,41 @@ def generate_command(
         seed=seed,
         stop=check_stops(stop or ()),
         truncate_prompt=truncate_prompt,
+        constraint=one_constraint(regex, json_schema, choice),
     )
-    loaded = load_run(run)
-    decoding = decoding_config(loaded.config.paradigm.name, order)
-    console = Console(stderr=True)
-    prepare_device(console)
-    generator = Generator(
-        loaded.model.prepare(loaded.config.training.compute_dtype),
-        decoding.build(loaded.tokenizer.specials, loaded.paradigm),
-        loaded.tokenizer,
-    )
+    loaded = [load_run(run) for run in runs]
+    decodings = _decodings(loaded, order)
+    prepare_device(Console(stderr=True))
+    generators = [
+        Generator(
+            one.model.prepare(one.config.training.compute_dtype),
+            decoding.build(one.tokenizer.specials, one.paradigm),
+            one.tokenizer,
+        )
+        for one, decoding in zip(loaded, decodings, strict=True)
+    ]
     if max_new is None:
-        max_len = generator.model.config.max_len
-        longest = 1 + max(len(ids) for ids in loaded.tokenizer.encode_batch(prompts))
-        # A prompt that may be cut leaves half the room; any other that fills the model is refused
-        # with both numbers, because it leaves none for one token.
-        least = max_len // 2 if truncate_prompt else 1
-        fits = min(DEFAULT_MAX_NEW, max(least, max_len - longest))
+        fits = min(_fits(one, prompts, truncate_prompt) for one in generators)
         options = dataclasses.replace(options, max_new=fits)
+    chosen = _chosen(runs, generators, options)
     # A terminal that cannot show a character shows a question mark instead of failing.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    results = []
-    if stream or canvas:
-        show = _show_canvas if canvas else _show_stream
-        for number, one in enumerate(prompts):
-            _heading(prompts, number)
-            own = dataclasses.replace(options, seed=seed + number)
-            results.append(show(generator, one, own))
-    else:
-        results = generator.generate(prompts, options)
-        if as_json:
-            records = [result._asdict() for result in results]
-            typer.echo(json.dumps(records, ensure_ascii=False, indent=2))
-        else:
-            for number, result in enumerate(results):
-                _heading(prompts, number)
-                typer.echo(result.text)
-    for number, result in enumerate(results):
-        if result.dropped:
-            kept = len(result.prompt_ids) - 1
-            typer.echo(
-                f"note: prompt {number + 1}: {result.dropped} tokens were cut off its beginning, "
-                f"{kept} are left",
-                err=True,
-            )
+    if watch:
+        _watch(chosen, prompts[0], replay)
+        return
+    records = []
+    for one in chosen:
+        if len(chosen) > 1 and not as_json:
+            _say(f"=== {one.name}")
+        results = _answers(one, prompts, stream=stream, canvas=canvas, silent=as_json)
+        about = {"run": one.name} if len(chosen) > 1 else {}
+        records += [about | result._asdict() for result in results]
+        _notes(results, options)
+    if as_json:
+        text = json.dumps(records, ensure_ascii=False, indent=2)
+        # JSON escapes the lower control characters itself, but not those that follow ASCII.
+        typer.echo(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def decoding_config(paradigm: str, order: str | None) -> Config:
@@ -157,14 +182,115 @@ def _prompts(prompt: list[str] | None, file: Path | None) -> list[str]:
 
 def _heading(prompts: list[str], number: int) -> None:
     if len(prompts) > 1:
-        typer.echo(f"--- {number + 1}: {prompts[number]}")
+        _say(f"--- {number + 1}: {prompts[number]}")
+
+
+def _say(text: str, *, nl: bool = True) -> None:
+    """Prints text that a model or a user wrote.
+
+    A terminal gets its control characters in visible form, so that they cannot act on it; a pipe
+    gets every character as it is.
+    """
+    typer.echo(printable(text) if sys.stdout.isatty() else text, nl=nl)
+
+
+def _check_replay(replay: Path | None, watch: bool) -> None:
+    if replay is None:
+        return
+    if not watch:
+        raise ConfigError(f"--replay {replay}: is of --watch, which is not given")
+    if not replay.absolute().parent.is_dir():
+        raise DataError(f"--replay {replay}: no folder {replay.parent}")
+    if replay.is_dir():
+        raise DataError(f"--replay {replay}: is a folder, want a file")
+
+
+def _decodings(loaded: Sequence[Run], order: str | None) -> list[Config]:
+    """Each run's decoding; an order goes to those that have one, and some run must."""
+    paradigms = [one.config.paradigm.name for one in loaded]
+    ordered = [name for name in paradigms if "order" in type(default_decoding(name)).model_fields]
+    return [decoding_config(p, order if p in ordered or not ordered else None) for p in paradigms]
+
+
+def _fits(generator: Generator, prompts: list[str], truncate_prompt: bool) -> int:
+    """The tokens to add when that is left open."""
+    max_len = generator.model.config.max_len
+    longest = 1 + max(len(ids) for ids in generator.tokenizer.encode_batch(prompts))
+    # A prompt that may be cut leaves half the room; any other that fills the model is refused
+    # with both numbers, because it leaves none for one token.
+    least = max_len // 2 if truncate_prompt else 1
+    return min(DEFAULT_MAX_NEW, max(least, max_len - longest))
+
+
+def _chosen(runs: list[Path], generators: list[Generator], options: Options) -> list[Chosen]:
+    """Names the runs, and gives each the options that it takes."""
+    short = [run.absolute().parent.name if run.name == "run" else run.name for run in runs]
+    names = short if len(set(short)) == len(runs) else [str(run) for run in runs]
+    stepped = [one.decoding.uses_steps for one in generators]
+    chosen = []
+    for name, generator in zip(names, generators, strict=True):
+        takes = generator.decoding.uses_steps or not any(stepped)
+        own = options if takes else dataclasses.replace(options, steps=0)
+        if own.constraint is not None:
+            generator.grammar(own.constraint)  # refuses before any run computes
+        chosen.append(Chosen(name, generator, own))
+    return chosen
+
+
+def _answers(
+    one: Chosen, prompts: list[str], *, stream: bool, canvas: bool, silent: bool
+) -> list[Generation]:
+    """Answers all prompts with one run, and prints the answers."""
+    if not stream and not canvas:
+        results = one.generator.generate(prompts, one.options)
+        for number, result in enumerate(results):
+            if not silent:
+                _heading(prompts, number)
+                _say(result.text)
+        return results
+    show = _show_canvas if canvas else _show_stream
+    results = []
+    for number, prompt in enumerate(prompts):
+        _heading(prompts, number)
+        own = dataclasses.replace(one.options, seed=one.options.seed + number)
+        results.append(show(one.generator, prompt, own))
+    return results
+
+
+def _notes(results: list[Generation], options: Options) -> None:
+    for number, result in enumerate(results, start=1):
+        if result.dropped:
+            kept = len(result.prompt_ids) - 1
+            typer.echo(
+                f"note: prompt {number}: {result.dropped} tokens were cut off its beginning, "
+                f"{kept} are left",
+                err=True,
+            )
+        if options.constraint is not None and result.finish_reason == "length":
+            typer.echo(
+                f"note: prompt {number}: the answer was cut off after {options.max_new} tokens, so "
+                "it may be an unfinished part of what the constraint asks for; raise --max-new",
+                err=True,
+            )
+
+
+def _watch(chosen: list[Chosen], prompt: str, replay: Path | None) -> None:
+    from .replay import Track, replay_of, write_replay
+    from .watch import watch
+
+    tracks = [Track(one.name, one.generator, prompt, one.options) for one in chosen]
+    watch(tracks, Console(highlight=False))
+    _notes([track.result for track in tracks if track.result is not None], chosen[0].options)
+    if replay is not None:
+        write_replay(replay_of(tracks), replay)
+        typer.echo(f"replay: {replay}", err=True)
 
 
 def _show_stream(generator: Generator, prompt: str, options: Options) -> Generation:
     pieces = generator.stream(prompt, options)
     while True:
         try:
-            typer.echo(next(pieces), nl=False)
+            _say(next(pieces), nl=False)
         except StopIteration as end:
             typer.echo()
             return end.value
@@ -177,17 +303,17 @@ def _show_canvas(generator: Generator, prompt: str, options: Options) -> Generat
         number = 0
         while True:
             try:
-                typer.echo(f"[{number}] {next(snapshots)}")
+                _say(f"[{number}] {next(snapshots)}")
             except StopIteration as end:
-                typer.echo(end.value.text)
+                _say(end.value.text)
                 return end.value
             number += 1
     with Live(console=console, transient=True) as live:
         while True:
             try:
-                live.update(Text(next(snapshots)), refresh=True)
+                live.update(Text(printable(next(snapshots))), refresh=True)
             except StopIteration as end:
                 result = end.value
                 break
-    typer.echo(result.text)
+    _say(result.text)
     return result

@@ -17,6 +17,7 @@ from .floors import all_floors
 from .measure import Judge
 from .ngram import NgramModel
 from .plots import draw_plots, write_plots
+from .profile.document import write_document
 from .provenance import code_hash, environment, now, stable_hash
 from .report import write_report
 from .results import Data as DataRecord
@@ -91,6 +92,8 @@ def compare(
     phases["report"] = time.perf_counter() - begin
     results = results.model_copy(update={"phases_s": phases})
     write_results(results, out)
+    if config.document is not None:
+        write_document(results, plots, Path(config.document))
     return results, out
 
 

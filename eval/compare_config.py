@@ -10,6 +10,7 @@ from ..paradigms.config import Config
 from ..paradigms.decoding.registry import DecodingConfig
 from ..train.config import RunConfig
 from ..train.yaml_loader import apply_overrides, load_yaml, merge, resolve, validate
+from .profile.config import ProfileConfig, entry_task
 
 
 class LikelihoodConfig(Config):
@@ -97,12 +98,14 @@ class EntryConfig(Config):
         family: shown in the table; the name of the preset that `run` extends when not set.
         decoding: how it generates; null means the paradigm's plain form.
         recipe: in plain words, what the entry was given beyond the family's published form.
+        task_runs: changes of the runs on the profile's tasks, by task.
     """
 
     run: RunConfig
     family: str
     decoding: DecodingConfig | None = None
     recipe: tuple[str, ...] = ()
+    task_runs: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 class CompareConfig(Config):
@@ -117,6 +120,9 @@ class CompareConfig(Config):
         defaults: keys of a run that all entries share; an entry's own keys win.
         entries: name -> entry.
         likelihood, samples, latency: what is measured.
+        profile: what is measured for the table of paradigms; null for nothing.
+        document: Markdown page with that table to write, relative to the current folder; null for
+            none.
     """
 
     title: str
@@ -128,6 +134,14 @@ class CompareConfig(Config):
     likelihood: LikelihoodConfig = LikelihoodConfig()
     samples: SamplesConfig = SamplesConfig()
     latency: LatencyConfig = LatencyConfig()
+    profile: ProfileConfig | None = None
+    document: str | None = None
+
+    @model_validator(mode="after")
+    def _document_has_a_profile(self) -> "CompareConfig":
+        if self.document is not None and self.profile is None:
+            raise ValueError("document needs a profile, which is null")
+        return self
 
 
 class Comparison(NamedTuple):
@@ -178,6 +192,7 @@ def load_comparison(
     if len(budgets) > 1:
         raise ConfigError(f"{path}: entries have token budgets {sorted(budgets)}, want one")
     _check_lengths(config, entries, path)
+    _check_tasks(config, entries, path)
     return Comparison(config, entries, path, grid)
 
 
@@ -223,3 +238,17 @@ def _check_lengths(config: CompareConfig, entries: dict[str, EntryConfig], path:
                     f"{path}: {key} needs prompt and new tokens of {length} together, but entry "
                     f"{name} has model.max_len={entry.run.model.max_len}"
                 )
+
+
+def _check_tasks(config: CompareConfig, entries: dict[str, EntryConfig], path: Path) -> None:
+    tasks = {} if config.profile is None else config.profile.tasks
+    for name, entry in entries.items():
+        for task in entry.task_runs:
+            if task not in tasks:
+                raise ConfigError(
+                    f"{path}: entries.{name}.task_runs.{task}: no such task in profile.tasks"
+                    f"{suggest(task, tasks)}"
+                )
+        for task, task_config in tasks.items():
+            place = f"{path}: entries.{name} on task {task}"
+            entry_task(entry.run, task_config, entry.task_runs.get(task, {}), place)

@@ -15,11 +15,13 @@ from ..train.loop import TrainResult, train
 from .compare_config import CompareConfig, EntryConfig
 from .latency import state_bytes
 from .measure import Judge, likelihood_record, measure_latencies, measure_samples
+from .profile.measure import measure_profile
 from .provenance import code_hash, stable_hash, training_hash
 from .results import Floor, Row, TrainingPoint
 from .results_io import atomic_write
 
 HASH_FILE, ROW_FILE = "training_hash", "row.json"
+MEASURED_KEYS = {"likelihood", "samples", "latency", "profile"}
 TOKENS_PER_PARAMETER = 20  # compute-optimal training, Hoffmann et al. 2022 (arXiv 2203.15556)
 
 
@@ -47,7 +49,7 @@ class EntryHashes(NamedTuple):
 def entry_hashes(entry: EntryConfig, compare: CompareConfig, data: Data) -> EntryHashes:
     """Hashes everything that the training, and then the measurement, depend on."""
     trained = training_hash(entry.run.canonical_json, data.fingerprint)
-    measured = compare.model_dump(mode="json", include={"likelihood", "samples", "latency"})
+    measured = compare.model_dump(mode="json", include=MEASURED_KEYS)
     about = entry.model_dump(mode="json", exclude={"run"})
     return EntryHashes(trained, stable_hash(trained, measured, about, code_hash("eval")))
 
@@ -106,6 +108,13 @@ def run_entry(
     rest = time.perf_counter() - begin - result.train_s - result.compile_s
     phases["training_other"] = max(0.0, rest)
     row = measure_entry(name, entry, compare, data, judge, floors, result, hashes, phases, view)
+    if compare.profile is not None:
+        begin = time.perf_counter()
+        profile = measure_profile(
+            entry, compare.profile, data, result, hashes.training, folder, view
+        )
+        spent = row.phases_s | {"profile": time.perf_counter() - begin}
+        row = row.model_copy(update={"profile": profile, "phases_s": spent})
     atomic_write(folder / ROW_FILE, row.model_dump_json())
     return row
 

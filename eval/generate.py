@@ -1,6 +1,7 @@
 """Text in, text out, with any model and any decoding."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Generator as PythonGenerator
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,11 @@ import numpy as np
 
 from ..errors import CapacityError, ConfigError
 from ..paradigms.decoding.loop import advance, finished
-from ..paradigms.decoding.sampling import make_sampling
+from ..paradigms.decoding.sampling import Sampling, make_sampling, with_allowed
 from ..paradigms.decoding.state import DecodeState, Decoding, raise_failures
 from ..paradigms.model import Model
 from ..train.data.tokenizer import Tokenizer
+from .constraints import Constraint, Grammar, RowMasks
 from .text_stream import TextStream, check_stops
 
 SMALLEST_BUCKET = 16  # tokens
@@ -38,6 +40,8 @@ class Options:
         stop: strings that end the answer; they are not part of it.
         truncate_prompt: of a prompt that is too long keep BOS and the last tokens, instead of
             refusing it.
+        constraint: what the answer has to look like, for decodings that draw one token per step;
+            None for anything. An answer that `max_new` cut off may be an unfinished part of it.
     """
 
     max_new: int = 128
@@ -49,6 +53,7 @@ class Options:
     seed: int = 0
     stop: tuple[str, ...] = ()
     truncate_prompt: bool = False
+    constraint: Constraint | None = None
 
 
 class Generation(NamedTuple):
@@ -57,9 +62,9 @@ class Generation(NamedTuple):
     Attributes:
         text: the answer, without prompt, stop string and special tokens.
         ids: the answer's ids, up to and with the one that ended it (EOS, or the one that completed
-            a stop string). Token counts come from here.
+            a stop string or all that a constraint allows). Token counts come from here.
         prompt_ids: what the model was given, BOS first.
-        finish_reason: "stop" for EOS or a stop string, "length" for `max_new`.
+        finish_reason: "stop" for EOS, a stop string or a constraint's end, "length" for `max_new`.
         nfe: model calls made for the row, with those between a stop string and its discovery.
         token_evals: tokens pushed through the model for the row, likewise.
         dropped: tokens of the prompt that were cut off by `truncate_prompt`.
@@ -72,6 +77,28 @@ class Generation(NamedTuple):
     nfe: int
     token_evals: int
     dropped: int
+
+
+class Snapshot(NamedTuple):
+    """An answer in the making.
+
+    Attributes:
+        segments: the whole answer's places in order, as (text, known): runs of known tokens, and
+            runs of unknown ones with one `UNKNOWN` for each.
+        tokens: known tokens of the answer.
+        nfe: model calls made so far.
+        token_evals: tokens pushed through the model so far.
+    """
+
+    segments: tuple[tuple[str, bool], ...]
+    tokens: int
+    nfe: int
+    token_evals: int
+
+    @property
+    def text(self) -> str:
+        """All segments joined."""
+        return "".join(text for text, _ in self.segments)
 
 
 class Generator:
@@ -98,6 +125,24 @@ class Generator:
             {specials.bos, specials.pad, specials.mask} - {specials.eos}
             | set(tokenizer.unused_ids().tolist())
         )
+        self._grammar: Grammar | None = None
+
+    def grammar(self, constraint: Constraint) -> Grammar:
+        """The constraint, read for this generator's tokenizer; the last one is kept.
+
+        Raises:
+            ConfigError: it cannot be read, or the decoding cannot follow it.
+        """
+        if not self.decoding.one_token:
+            raise ConfigError(
+                f"constraint: decoding {self.decoding.name!r} does not draw one token after "
+                "another, which regex, JSON-schema and choice constraints need; use an "
+                "autoregressive run"
+            )
+        if self._grammar is None or self._grammar.constraint != constraint:
+            vocab_size = self.model.config.padded_vocab_size
+            self._grammar = Grammar(constraint, self.tokenizer, vocab_size)
+        return self._grammar
 
     def generate(
         self, prompts: Sequence[str], options: Options = Options()
@@ -110,7 +155,7 @@ class Generator:
             CapacityError: prompt and `max_new` exceed the model's length.
             ConfigError: an option is out of range, or the decoding has no use for it.
             DataError: a prompt is no text.
-            GenlabError: the model gave non-finite logits.
+            GenlabError: the model gave non-finite logits, or no token fits the constraint.
         """
         job = _Job(self, prompts, options)
         n = STEPS_BETWEEN_STOP_CHECKS if options.stop else job.everything
@@ -147,9 +192,25 @@ class Generator:
         Raises:
             see `generate`.
         """
+        snapshots = self.snapshots(prompt, options)
+        while True:
+            try:
+                snapshot = next(snapshots)
+            except StopIteration as end:
+                return end.value
+            yield snapshot.text
+
+    def snapshots(
+        self, prompt: str, options: Options = Options()
+    ) -> PythonGenerator[Snapshot, None, Generation]:
+        """Answers one prompt, giving its `Snapshot` after every step; else like `canvas`.
+
+        Raises:
+            see `generate`.
+        """
         job = _Job(self, [prompt], options)
         for _ in job.run(1):
-            yield job.shown(0)
+            yield job.snapshot(0)
         return job.results()[0]
 
 
@@ -195,6 +256,14 @@ class _Job:
             forbidden_ids=[*generator._forbidden, *beyond],
             stop_ids=[tokenizer.specials.eos],
         )
+        self.masks: RowMasks | None = None
+        if options.constraint is not None:
+            if tokenizer.drops_first_space and not all(prompts):
+                raise ConfigError(
+                    "constraint: this tokenizer drops a space at the beginning of a text, so an "
+                    "answer to an empty prompt cannot be constrained; give a prompt"
+                )
+            self.masks = generator.grammar(options.constraint).start(batch)
         self.state: DecodeState | None = None
         width = min(_bucket(max(self.read)), config.max_len)
         self.max_len = min(_bucket(width + options.max_new), config.max_len)
@@ -209,11 +278,12 @@ class _Job:
             return
         generator, batch = self.generator, len(self.prompts)
         model, decoding = generator.model, generator.decoding
+        n = n if self.masks is None else 1
         state = decoding.start(
             model,
             self.tokens,
             lengths=np.array(self.read, np.int32),
-            sampling=self.sampling,
+            sampling=self._limited(self.sampling, np.ones((batch,), bool)),
             seeds=self.options.seed + np.arange(batch),
             max_new=np.full((batch,), self.options.max_new, np.int32),
             max_len=self.max_len,
@@ -231,6 +301,9 @@ class _Job:
             stopped = np.array([stream.stopped for stream in self.streams])
             if stopped.any():
                 state = state._replace(done=jnp.asarray(np.asarray(state.done) | stopped))
+            if self.masks is not None:
+                live = ~np.asarray(state.done)
+                state = state._replace(sampling=self._limited(state.sampling, live))
             state = advance(model, decoding, state, n)
 
     def results(self) -> list[Generation]:
@@ -251,20 +324,32 @@ class _Job:
             for row, stream in enumerate(self.streams)
         ]
 
-    def shown(self, row: int) -> str:
-        """The row's answer as it stands, settled or not."""
-        if self.state is None:
-            return ""
+    def snapshot(self, row: int) -> Snapshot:
+        """The row's answer as it stands, settled or not; after a step of `run`."""
+        assert self.state is not None
         begin = len(self.prompts[row])
         end = begin + self.options.max_new
         tokens = np.asarray(self.state.tokens)[row, begin:end]
         known = np.asarray(self.state.known)[row, begin:end]
         join = self.generator.tokenizer.join
-        parts = [
-            join([one]) if is_known else UNKNOWN.encode()
-            for one, is_known in zip(tokens, known, strict=True)
-        ]
-        return b"".join(parts).decode("utf-8", errors="replace")
+        segments: list[tuple[str, bool]] = []
+        for is_known, run in itertools.groupby(zip(known.tolist(), tokens, strict=True), _known):
+            ids = [one for _, one in run]
+            text = join(ids).decode("utf-8", errors="replace")
+            segments.append((text, True) if is_known else (UNKNOWN * len(ids), False))
+        return Snapshot(
+            segments=tuple(segments),
+            tokens=int(known.sum()),
+            nfe=int(np.asarray(self.state.nfe)[row]),
+            token_evals=int(np.asarray(self.state.token_evals)[row]),
+        )
+
+    def _limited(self, sampling: Sampling, live: np.ndarray) -> Sampling:
+        """The settings with the constraint's masks for the next draw, if there is one."""
+        if self.masks is None:
+            return sampling
+        forbidden = np.asarray(self.sampling.forbidden)
+        return with_allowed(sampling, self.masks.allowed(live, forbidden))
 
     def _read_settled(self, state: DecodeState) -> list[str]:
         settled = np.minimum(np.asarray(self.generator.decoding.settled(state)), state.limit)
@@ -272,7 +357,14 @@ class _Job:
         pieces = []
         for row, stream in enumerate(self.streams):
             end = max(self.read[row], int(settled[row]))
-            pieces.append(stream.push(tokens[row, self.read[row] : end].tolist()))
+            new = tokens[row, self.read[row] : end].tolist()
+            piece = stream.push(new)
+            if self.masks is not None and not stream.stopped:
+                self.masks.take(row, new)
+                if self.masks.ended(row):
+                    piece += stream.finish()
+                    stream.stopped = True
+            pieces.append(piece)
             self.read[row] = end
         return pieces
 
@@ -291,6 +383,10 @@ class _Job:
                 "one of them, or truncate the prompt"
             )
         return [self.generator.tokenizer.specials.bos, *ids[dropped:].tolist()], dropped
+
+
+def _known(place: tuple[bool, int]) -> bool:
+    return place[0]
 
 
 def _bucket(length: int) -> int:

@@ -15,6 +15,7 @@ from matplotlib.style import context as style_context
 
 from . import plot_figures as figures
 from .plot_style import PNG_DPI, STYLE
+from .profile.figures import DRAW, PROFILE_PLOTS, profiled
 from .results import Results
 from .results_io import atomic_write
 
@@ -101,6 +102,14 @@ PLOTS: dict[str, _Spec] = {
 }
 
 
+def specs_of(results: Results) -> dict[str, _Spec]:
+    """The plots of these results: those of profiles only where there are any."""
+    if not profiled(results):
+        return PLOTS
+    extra = {n: _Spec(DRAW[n], title, text) for n, (title, text) in PROFILE_PLOTS.items()}
+    return PLOTS | extra
+
+
 def draw_plots(results: Results) -> list[Plot]:
     """Draws every plot as PNG (144 dpi) and SVG, in the report's order.
 
@@ -108,7 +117,7 @@ def draw_plots(results: Results) -> list[Plot]:
     """
     plots = []
     with style_context(["default", STYLE]):
-        for name, spec in PLOTS.items():
+        for name, spec in specs_of(results).items():
             figure = spec.draw(results)
             png, svg = io.BytesIO(), io.BytesIO()
             figure.savefig(png, format="png", dpi=PNG_DPI, metadata={"Software": None})

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import formatting
+from .answers import answers
 from .plot_style import looks
 from .plots import Plot
 from .results import MEASURED, Floor, Results, Row
@@ -131,6 +132,7 @@ def render_report(results: Results, plots: Iterable[Plot]) -> str:
             results=results,
             lines=ranked(results),
             topics=topics,
+            answers=answers(results),
             images=images,
             swatches={name: _swatch(look.colour, look.marker, look.is_bound)
                       for name, look in style.items()},

@@ -9,17 +9,12 @@ value is never zero, NaN or infinite for want of a measurement.
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
+
+from .profile.records import Profile
+from .record import Interval, Record
 
 SCHEMA_VERSION = 1
-
-Interval = tuple[float, float]
-
-
-class Record(BaseModel):
-    """Base of all parts: unknown keys and wrong types are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
 class Likelihood(Record):
@@ -137,6 +132,7 @@ class Row(Record):
         repetitive: the samples repeat themselves, so `gen_ppl` must not be read as quality.
         sampler: every knob of the sampler, noise dtype included. prompt: of `sample`.
         peak_memory_reason: when the figure is null, why; when given, how it was obtained.
+        profile: growth with length, long context and tasks, where the comparison asks for them.
         recipe: in plain words, what the entry was given beyond the family's published form.
         reasons: field name to the reason why it is null.
     """
@@ -188,6 +184,7 @@ class Row(Record):
 
     curve: list[CurvePoint] = []
     training_curve: list[TrainingPoint] = []
+    profile: Profile | None = None
     recipe: list[str]
     undertrained: bool
     undertrained_reason: str | None = None

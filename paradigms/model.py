@@ -89,6 +89,11 @@ class Model:
         """The same model with other parameters."""
         return Model(params, self._plan)
 
+    def with_max_len(self, max_len: int) -> "Model":
+        """The same parameters in a model for rows of another length: none depends on it."""
+        config = self.config.model_copy(update={"max_len": max_len})
+        return Model(self.params, abstract_model(config)._plan, self.begin)
+
     def prepare(self, dtype: Any) -> "Model":
         """Returns the copy to compute with: parameters cast to `dtype`, sensitive ones float32.
 

@@ -10,6 +10,7 @@ from .mixers.attention import AttentionConfig
 from .mixers.mamba import MambaConfig
 from .mixers.mamba2 import Mamba2Config
 from .mixers.symmetric_conv import SymmetricConvConfig
+from .mlps.moe import MoEConfig
 from .mlps.swiglu import SwiGLUConfig
 
 MIXERS = {
@@ -29,6 +30,7 @@ BLOCKS = {
 
 MLPS = {
     "swiglu": SwiGLUConfig,
+    "moe": MoEConfig,
 }
 
 MixerConfig = choice_of(MIXERS)

@@ -50,6 +50,7 @@ class Plain:
     name: ClassVar[str] = "plain"
     uses_steps: ClassVar[bool] = False
     keeps_state: ClassVar[bool] = True
+    one_token: ClassVar[bool] = True
 
     def start(
         self,

@@ -2,7 +2,7 @@
 
 The order of the filters is fixed, and each works on what the one before left over:
 
-    forbidden    ids that are never drawn
+    forbidden    ids that are never drawn, and where `allowed` is set, ids that it leaves out
     temperature  divides the logits; 0 means the most probable id
     top_k        the k most probable ids, exactly k; among equals the lower id comes first
     top_p        the shortest run of most probable ids whose probabilities reach p
@@ -53,6 +53,8 @@ class Sampling(NamedTuple):
             steps; 0 where that is not set.
         forbidden: bool (V), ids that are never drawn.
         stop_ids: int32 (n), ids that end a row; -1 in unused places.
+        allowed: bool (B V), the ids that each row's next token may be (a grammar's mask), or None
+            for no such limit; see `with_allowed`.
     """
 
     temperature: Float[Array, " B"]
@@ -62,6 +64,7 @@ class Sampling(NamedTuple):
     steps: Int[Array, " B"]
     forbidden: Bool[Array, " V"]
     stop_ids: Int[Array, " n"]
+    allowed: Bool[Array, "B V"] | None = None
 
 
 def make_sampling(
@@ -123,6 +126,25 @@ def make_sampling(
     return Sampling(**rows, forbidden=forbidden, stop_ids=padded)
 
 
+def with_allowed(sampling: Sampling, allowed: np.ndarray) -> Sampling:
+    """The same settings with a limit on what each row may draw next.
+
+    The limit is data: another one compiles nothing. Only decodings that draw one token per step
+    (`Decoding.one_token`) take it, because it holds for one position.
+
+    Args:
+        sampling: the settings.
+        allowed: bool (B V). A row for which nothing would be left is the caller's error to report.
+
+    Raises:
+        ConfigError: a wrong shape or dtype.
+    """
+    shape = (sampling.temperature.shape[0], sampling.forbidden.shape[0])
+    if allowed.dtype != np.bool_ or allowed.shape != shape:
+        raise ConfigError(f"allowed: got {allowed.dtype} {allowed.shape}, want bool {shape}")
+    return sampling._replace(allowed=jnp.asarray(allowed))
+
+
 def filter_logits(
     logits: Float[Array, "B *P V"], sampling: Sampling
 ) -> Float[Array, "B *P V"]:
@@ -159,8 +181,16 @@ def filter_logits(
 def allowed_ids(
     logits: Float[Array, "B *P V"], sampling: Sampling
 ) -> Bool[Array, "B *P V"]:
-    """True for ids that are neither forbidden nor excluded by the model itself (padded ids)."""
-    return ~jnp.asarray(sampling.forbidden) & (logits > MASKED / 2)
+    """True for ids that may be drawn.
+
+    These are neither forbidden, nor outside `allowed`, nor excluded by the model (padded ids).
+    """
+    legal = ~jnp.asarray(sampling.forbidden) & (logits > MASKED / 2)
+    if sampling.allowed is None:
+        return legal
+    allowed = jnp.asarray(sampling.allowed)
+    batch, vocab_size = allowed.shape
+    return legal & allowed.reshape(batch, *(1,) * (logits.ndim - 2), vocab_size)
 
 
 def log_probabilities(

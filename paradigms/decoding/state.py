@@ -56,11 +56,14 @@ class Decoding(Protocol):
         name: the registered name.
         uses_steps: True when the number of model calls is a setting (`Sampling.steps`).
         keeps_state: True when `DecodeState.model_state` holds the model's memory of the row.
+        one_token: True when `start` and each `step` draw the one next token of each row, so that
+            `Sampling.allowed` can limit it. Other decodings refuse that setting.
     """
 
     name: str
     uses_steps: bool
     keeps_state: bool
+    one_token: bool
 
     def start(
         self,

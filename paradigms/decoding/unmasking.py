@@ -95,6 +95,7 @@ class Unmasking:
     name: ClassVar[str] = "unmasking"
     uses_steps: ClassVar[bool] = True
     keeps_state: ClassVar[bool] = False
+    one_token: ClassVar[bool] = False
     mask_id: int
     shift: bool = False
     order: Order = "random"
@@ -302,6 +303,11 @@ def _canvas(request: Request, known: ArrayLike | None, *, max_len: int) -> Decod
 
 
 def _check_steps(sampling: Sampling) -> None:
+    if sampling.allowed is not None:
+        raise ConfigError(
+            "allowed: decoding 'unmasking' fills places in any order, so it cannot take a limit on "
+            "the next token; leave it out"
+        )
     steps = np.asarray(sampling.steps)
     if (steps < 1).any():
         raise ConfigError(

@@ -30,7 +30,10 @@ MIXERS: dict[str, dict] = {
     "mamba": {"state_size": 4},
     "mamba2": {"state_size": 4, "head_dim": 8, "num_groups": 2},
 }
-MLPS: dict[str, dict] = {"swiglu": {"width": 24}}
+MLPS: dict[str, dict] = {
+    "swiglu": {"width": 24},
+    "moe": {"width": 12, "num_experts": 4, "top_k": 2, "shared_experts": 1},
+}
 BLOCKS: dict[str, dict] = {
     "parallel_heads": {"combine": "mean_of_norms", "multipliers": [1.0, 0.5]},
     "shared": {"lora_rank": 2, "lora": ["w_q", "w_gate", "w_up"]},

@@ -2,17 +2,16 @@
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import grain
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ...errors import ConfigError, DataError
 from ...paradigms.config import Config
 from ...paradigms.interface import Batch
+from .batches import serve_batches
 from .cache import (
     Progress,
     default_cache_dir,
@@ -26,26 +25,27 @@ from .packing import PackedRows
 from .sources import CorpusConfig, Source, SourceConfig
 from .splits import SPLITS, Document, assign_splits
 from .store import TokenStore
+from .symbols_tokenizer import SymbolsTokenizer
+from .synthetic.data import TaskData, too_long
+from .synthetic.task import SyntheticTask
 from .tokenizer import FORMAT as TOKENIZER_FORMAT
 from .tokenizer import Tokenizer
 from .tokenizer_config import (
     BPETokenizerConfig,
+    SymbolsTokenizerConfig,
     TokenizerConfig,
     load_tokenizer,
     save_tokenizer,
 )
 from .windows import EvaluationWindows
 
-PREFETCH_BATCHES = 8
-PREFETCH_THREADS = 2
-
 
 class DataConfig(Config):
     """What is trained on, and in which batches.
 
     Attributes:
-        source: where documents come from and how they are split.
-        tokenizer: how text becomes ids.
+        source: where documents come from and how they are split, or a synthetic task.
+        tokenizer: how text becomes ids; `symbols` for a task.
         context_length: T, tokens per row.
         batch_size: B, rows per optimizer update over all processes.
         seed: orders documents and rows.
@@ -57,20 +57,26 @@ class DataConfig(Config):
     batch_size: int = Field(default=4, ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
 
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "DataConfig":
+        fault = self.fault
+        if fault is not None:
+            raise ValueError(fault)
+        return self
 
-class _StepBatches:
-    """The random-access source that Grain reads: element s is this process's part of step s."""
-
-    def __init__(self, rows: PackedRows, batch_size: int, index: int, count: int) -> None:
-        self._rows = rows
-        self._batch_size = batch_size
-        self._mine = np.arange(batch_size)[index * batch_size // count :][: batch_size // count]
-
-    def __len__(self) -> int:
-        return sys.maxsize // self._batch_size  # endless, with row numbers in 64 bits
-
-    def __getitem__(self, step: int) -> tuple[int, Batch]:
-        return step, self._rows(step * self._batch_size + self._mine)
+    @property
+    def fault(self) -> str | None:
+        """What does not fit together, or None."""
+        symbols = isinstance(self.tokenizer, SymbolsTokenizerConfig)
+        if not isinstance(self.source, SyntheticTask):
+            return "tokenizer 'symbols' needs a synthetic task as source" if symbols else None
+        if not symbols:
+            return (
+                f"task {self.source.name!r} needs tokenizer: {{name: symbols}}, got "
+                f"{self.tokenizer.name!r}"
+            )
+        fits = self.source.context_length <= self.context_length
+        return None if fits else too_long(self.source, self.context_length)
 
 
 def train_batches(
@@ -105,19 +111,13 @@ def train_batches(
         DataError: the split is shorter than a row.
         ConfigError: `process_count` does not divide `batch_size`.
     """
-    if batch_size < 1 or start_step < 0:
-        raise ConfigError(f"batch_size {batch_size} must be >= 1, start_step {start_step} >= 0")
-    if not 0 <= process_index < process_count or batch_size % process_count:
-        raise ConfigError(
-            f"batch_size {batch_size} cannot be divided over {process_count} processes "
-            f"(this is process {process_index})"
-        )
-    rows = PackedRows(store, length=length, seed=seed)
-    dataset = grain.MapDataset.source(
-        _StepBatches(rows, batch_size, process_index, process_count)
-    ).slice(slice(start_step, None))
-    options = grain.ReadOptions(num_threads=PREFETCH_THREADS, prefetch_buffer_size=PREFETCH_BATCHES)
-    return iter(dataset.to_iter_dataset(options))
+    return serve_batches(
+        PackedRows(store, length=length, seed=seed),
+        batch_size=batch_size,
+        start_step=start_step,
+        process_index=process_index,
+        process_count=process_count,
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,8 +198,10 @@ def _refuse_changed(source: Source) -> None:
 
 def build_data(
     config: DataConfig, *, cache_dir: Path | None = None, progress: Progress | None = None
-) -> Data:
+) -> Data | TaskData:
     """Reads, splits and tokenises a source, or opens what an earlier call left in the cache.
+
+    A synthetic task needs no cache: its rows are drawn when they are asked for.
 
     Args:
         config: what to build.
@@ -207,9 +209,14 @@ def build_data(
         progress: called as progress(phase, documents done, documents in all).
 
     Raises:
+        ConfigError: source, tokenizer and context length do not fit together.
         DataError: anything is wrong with the source, the tokenizer or the cache, or the training
             split is shorter than `context_length`.
     """
+    if config.fault is not None:
+        raise ConfigError(f"data: {config.fault}")
+    if isinstance(config.source, SyntheticTask):
+        return TaskData(config, config.source, SymbolsTokenizer(config.source.symbols))
     cache = cache_dir if cache_dir is not None else default_cache_dir()
     source = config.source.build()
 

@@ -1,4 +1,4 @@
-"""Where documents come from: texts that ship with the package, or local files."""
+"""Where rows come from: texts that ship with the package, local files, or a synthetic task."""
 
 import functools
 import glob
@@ -18,6 +18,7 @@ from ...errors import DataError
 from ...paradigms.config import choice_of
 from .readers import CHUNK_BYTES, decode_utf8, file_format, read_texts
 from .splits import Document, SplitConfig
+from .synthetic.registry import TASKS
 
 # The order is the order of publication; it fixes document numbers.
 CORPORA = {
@@ -202,4 +203,4 @@ class FilesSource:
             raise DataError(f"source.paths: no text in {', '.join(self.config.paths)}")
 
 
-SourceConfig = choice_of({"corpus": CorpusConfig, "files": FilesConfig})
+SourceConfig = choice_of({"corpus": CorpusConfig, "files": FilesConfig, **TASKS})

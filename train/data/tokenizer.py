@@ -76,7 +76,7 @@ class Tokenizer(abc.ABC):
     """Text to ids and back.
 
     Attributes:
-        kind: `bytes`, `bpe` or `file`.
+        kind: `bytes`, `bpe`, `file` or `symbols`.
         vocab_size: number of ids, special ones included. A model may pad its vocabulary up beyond
             this; the padded ids are no tokens and are refused here.
         specials: the ids of BOS, EOS, PAD and MASK; also `bos_id`, `eos_id`, `pad_id`, `mask_id`.

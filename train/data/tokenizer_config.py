@@ -8,9 +8,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ...errors import DataError
+from ...errors import ConfigError, DataError
 from ...paradigms.config import Config, choice_of
 from .json_tokenizer import read_json_tokenizer, train_bpe
+from .symbols_tokenizer import read_symbols
 from .tokenizer import FORMAT, BytesTokenizer, Tokenizer
 
 META_FILE = "tokenizer_meta.json"
@@ -68,8 +69,28 @@ class FileTokenizerConfig(Config):
         return read_json_tokenizer(Path(self.path))
 
 
+class SymbolsTokenizerConfig(Config):
+    """One id per symbol of the synthetic task that the source is; for nothing else."""
+
+    trained: ClassVar[bool] = False
+    name: Literal["symbols"] = "symbols"
+
+    def build(self, texts: Iterable[str] = ()) -> Tokenizer:
+        """There are no symbols without a task.
+
+        Raises:
+            ConfigError: always; `build_data` makes the tokenizer from the task.
+        """
+        raise ConfigError("tokenizer 'symbols' belongs to a synthetic task, not to text")
+
+
 TokenizerConfig = choice_of(
-    {"bytes": BytesTokenizerConfig, "bpe": BPETokenizerConfig, "file": FileTokenizerConfig}
+    {
+        "bytes": BytesTokenizerConfig,
+        "bpe": BPETokenizerConfig,
+        "file": FileTokenizerConfig,
+        "symbols": SymbolsTokenizerConfig,
+    }
 )
 
 
@@ -119,6 +140,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         tokenizer: Tokenizer = BytesTokenizer()
     elif kind in ("bpe", "file"):
         tokenizer = read_json_tokenizer(folder / CONTENT_FILE, kind)
+    elif kind == "symbols":
+        tokenizer = _load_symbols(folder / CONTENT_FILE)
     else:
         raise DataError(f"{path} is corrupt: unknown tokenizer kind {kind!r}")
     if tokenizer.fingerprint != fingerprint:
@@ -127,3 +150,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             f"{tokenizer.fingerprint[:12]}, recorded {str(fingerprint)[:12]}"
         )
     return tokenizer
+
+
+def _load_symbols(path: Path) -> Tokenizer:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    return read_symbols(content, str(path))

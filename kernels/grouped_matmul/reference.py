@@ -1,0 +1,25 @@
+"""The grouped matmul as its equation: float32, one row after another."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def run(
+    x: Float[Array, "T D"], w: tuple[Float[Array, "D F"], ...], group_sizes: Int[Array, " E"]
+) -> Float[Array, "T F"]:
+    """Computes y_t = x_t W_g(t), where g(t) is the first group that ends behind row t.
+
+    Rows behind the last group give 0.
+    """
+    ends = jnp.cumsum(group_sizes)
+    stacked = jnp.stack(w).astype(jnp.float32)
+
+    def one_row(at: tuple[Array, Array]) -> Array:
+        x_t, t = at
+        group = jnp.sum(ends <= t)
+        y_t = jnp.sum(x_t.astype(jnp.float32)[:, None] * stacked[group], axis=0)
+        return jnp.where(group < len(w), y_t, 0.0)
+
+    rows = jnp.arange(x.shape[0], dtype=jnp.int32)
+    return jax.lax.map(one_row, (x, rows)).astype(x.dtype)
