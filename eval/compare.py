@@ -12,6 +12,7 @@ from ..errors import ConfigError, suggest
 from ..paradigms.model import abstract_model
 from ..train.data.pipeline import Data, build_data
 from .compare_config import CompareConfig, Comparison
+from .compare_replay import REPLAY_FILE, comparison_replay
 from .entry import View, cached_row, entry_hashes, run_entry
 from .floors import all_floors
 from .measure import Judge
@@ -84,11 +85,17 @@ def compare(
             phases[phase] = phases.get(phase, 0.0) + seconds
 
     begin = time.perf_counter()
+    replay = comparison_replay(comparison, rows, out, shared)
+    phases["replay"] = time.perf_counter() - begin
+
+    begin = time.perf_counter()
     results = _results(comparison, data, judge, floors, rows, phases)
+    if replay is not None:
+        results = results.model_copy(update={"replay": REPLAY_FILE})
     out.mkdir(parents=True, exist_ok=True)
     plots = draw_plots(results)
     write_plots(plots, out / "plots")
-    write_report(results, plots, out / "report.html")
+    write_report(results, plots, out / "report.html", replay)
     phases["report"] = time.perf_counter() - begin
     results = results.model_copy(update={"phases_s": phases})
     write_results(results, out)

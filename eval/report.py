@@ -15,6 +15,7 @@ from . import formatting
 from .answers import answers
 from .plot_style import looks
 from .plots import Plot
+from .replay import Replay, replay_parts
 from .results import MEASURED, Floor, Results, Row
 from .results_io import atomic_write
 from .summary import findings
@@ -110,12 +111,17 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def render_report(results: Results, plots: Iterable[Plot]) -> str:
-    """Returns the report as one HTML text: styles and plots inside, no script, no request.
+def render_report(
+    results: Results, plots: Iterable[Plot], replay: Replay | None = None
+) -> str:
+    """Returns the report as one HTML text: styles and plots inside, no request.
+
+    The only script is the replay's, and the page's policy lets no other run.
 
     Args:
         results: the record.
         plots: from `plots.draw_plots(results)`, embedded as SVG images.
+        replay: of the entries on one prompt; None for a report without it.
     """
     style = looks(results)
     topics: dict[str, list] = {}
@@ -140,18 +146,21 @@ def render_report(results: Results, plots: Iterable[Plot]) -> str:
             speed_at=speed_at,
             reasons=_reasons(results),
             missing=formatting.MISSING,
+            **(replay_parts(replay) if replay else {"replay": None}),
         )
     )  # fmt: skip
 
 
-def write_report(results: Results, plots: Iterable[Plot], path: str | Path) -> Path:
-    """Writes the report atomically and returns its path.
+def write_report(
+    results: Results, plots: Iterable[Plot], path: str | Path, replay: Replay | None = None
+) -> Path:
+    """Writes the report atomically and returns its path; see `render_report`.
 
     Raises:
         GenlabError: the folder cannot be written.
     """
     path = Path(path)
-    atomic_write(path, render_report(results, plots))
+    atomic_write(path, render_report(results, plots, replay))
     return path
 
 

@@ -267,7 +267,12 @@ class Data(Record):
 
 
 class Results(Record):
-    """A whole comparison, as stored in `results.json`."""
+    """A whole comparison, as stored in `results.json`.
+
+    Attributes:
+        replay: file beside `results.json` that holds the replay of the report; null where no entry
+            could be replayed.
+    """
 
     schema_version: int = SCHEMA_VERSION
     title: str
@@ -279,6 +284,7 @@ class Results(Record):
     judge: Judge | None
     rows: list[Row]
     floors: list[Floor]
+    replay: str | None = None
     notes: list[str] = []
 
     @model_validator(mode="after")

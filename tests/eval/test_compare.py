@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 from genlab.errors import ConfigError
+from genlab.eval import compare_replay as replay_module
 from genlab.eval import entry as entry_module
 from genlab.eval.compare import compare
 from genlab.eval.compare_config import load_comparison
+from genlab.eval.compare_replay import Recorded, comparison_replay
 from genlab.eval.entry import View
+from genlab.eval.report import render_report
 from genlab.eval.results_io import load_results
 
 LAYER = "{mixer: {name: attention, num_heads: 2}, mlp: {name: swiglu, width: 32}}"
@@ -107,11 +110,26 @@ def test_training_is_counted_and_equal(finished):
     assert causal.train_flops > 6 * 1280 * 0.5 * causal.params
 
 
+def test_the_report_replays_all_entries_on_the_samples_prompt(finished):
+    results, folder = finished
+    recorded = Recorded.model_validate_json((folder / results.replay).read_bytes())
+    replay = recorded.replay
+    assert [entry.name for entry in replay.entries] == ["causal", "diffusion"]
+    assert replay.prompt == results.rows[0].prompt
+    causal, diffusion = (entry.frames for entry in replay.entries)
+    assert causal[-1].tokens <= 8 and causal[-1].nfe == causal[-1].tokens
+    assert [frame.nfe for frame in diffusion] == [*range(len(diffusion))]  # an empty canvas first
+    page = (folder / "report.html").read_text()
+    assert page.count('id="replay-data"') == 1 and page.count("<h2>Replay") == 1
+    assert "Could not be replayed" not in page
+
+
 def test_finished_entries_are_reused_by_hash(finished, config_file, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("trained again")
 
     monkeypatch.setattr(entry_module, "train", refuse)
+    monkeypatch.setattr(replay_module, "load_run", refuse)
     again, _ = compare(load_comparison(config_file), view_of=silent)
     assert again.rows == finished[0].rows
     assert any("reused" in note for note in NOTES)
@@ -138,6 +156,22 @@ def test_wrong_configurations_are_named_before_anything_runs(config_file, overri
     with pytest.raises(ConfigError) as error:
         load_comparison(config_file, [override])
     assert said in str(error.value)
+
+
+def test_an_entry_without_its_run_is_left_out_of_the_replay(finished, config_file, tmp_path):
+    comparison, (results, folder) = load_comparison(config_file), finished
+    kept = tmp_path / "entries" / "diffusion"
+    kept.mkdir(parents=True)
+    (kept / "run").symlink_to(folder / "entries" / "diffusion" / "run")
+    NOTES.clear()
+    view = silent("", 0, 0)
+    replay = comparison_replay(comparison, results.rows, tmp_path, view)
+    assert [entry.name for entry in replay.entries] == ["diffusion"]
+    assert [note.partition(": ")[0] for note in NOTES] == ["causal"] and "no such run" in NOTES[0]
+    assert "Could not be replayed: causal." in render_report(results, [], replay)
+    (kept / "run").unlink()
+    assert comparison_replay(comparison, results.rows, tmp_path, view) is None
+    assert "<script" not in render_report(results, [])
 
 
 def test_entries_of_unequal_size_are_refused(finished, config_file):
