@@ -45,6 +45,7 @@ PROGRAM = {
     "model.tie_embeddings": ("false", ()),
     "model.dropout": ("0.1", ()),
     "model.norm_eps": ("1e-3", ()),
+    "model.meta_tokens": ("2", ()),
     "data.context_length": ("8", ()),
     "data.batch_size": ("2", ()),
     "paradigm": ("{name: masked_diffusion}", ()),
