@@ -48,6 +48,8 @@ def grouped_matmul(
     check_array(_OP, "x", x, "T D")
     if hasattr(w, "shape"):
         check_array(_OP, "w", w, "E D F")
+    elif not isinstance(w, Sequence):
+        raise KernelArgumentError(f"{_OP}: w is of type {type(w).__name__}; want matrices")
     w = tuple(w)
     if not w:
         raise KernelArgumentError(f"{_OP}: w is empty; want a matrix for each group")

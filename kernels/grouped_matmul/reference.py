@@ -18,8 +18,12 @@ def run(
     def one_row(at: tuple[Array, Array]) -> Array:
         x_t, t = at
         group = jnp.sum(ends <= t)
-        y_t = jnp.sum(x_t.astype(jnp.float32)[:, None] * stacked[group], axis=0)
-        return jnp.where(group < len(w), y_t, 0.0)
+        # Both are masked before the product: what a row of no group holds may be NaN, and the
+        # matrix at hand is then of a group that need not have rows.
+        inside = group < len(w)
+        x_t = jnp.where(inside, x_t.astype(jnp.float32), 0.0)
+        matrix = jnp.where(inside, stacked[group], 0.0)
+        return jnp.sum(x_t[:, None] * matrix, axis=0)
 
     rows = jnp.arange(x.shape[0], dtype=jnp.int32)
     return jax.lax.map(one_row, (x, rows)).astype(x.dtype)

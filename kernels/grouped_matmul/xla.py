@@ -20,9 +20,7 @@ AtBlock = Callable[[Array, Bool[Array, "b 1"], Array], Array]
 
 
 @jax.custom_vjp
-def run(
-    x: Float[Array, "T D"], w: Matrices, group_sizes: Int[Array, " E"]
-) -> Float[Array, "T F"]:
+def run(x: Float[Array, "T D"], w: Matrices, group_sizes: Int[Array, " E"]) -> Float[Array, "T F"]:
     """Same function as the reference."""
     return _times(x, w, group_sizes, transposed=False)
 
