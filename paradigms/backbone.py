@@ -319,17 +319,21 @@ class Backbone(nnx.Module):
             logits = jnp.where(real, logits, MASKED)
         return logits
 
-    def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
-        """Cost of all layers and of the head at every new position."""
+    def cost_parts(
+        self, batch: int, new_tokens: int, context: int, bytes_per_value: int, logits: int
+    ) -> dict[str, Cost]:
+        """Cost by part (see `Block.cost_parts`), "head" for the head on `logits` tokens a row."""
         width, rows = self.config.width, self.config.padded_vocab_size
         counters = 3 * 4 * batch  # length, document and its start per row
-        head = 2 * batch * new_tokens * width * rows
         # The head is read whole; of the embedding only the rows of the tokens.
-        read = (width * rows + batch * new_tokens * width) * bytes_per_value + 4 * width
-        total = Cost(float(head), 0.0, float(counters), 0.0, float(read))
+        read = (width * rows * bool(logits) + batch * new_tokens * width) * bytes_per_value
+        head = float(2 * batch * logits * width * rows)
+        parts = {"head": Cost(head, 0.0, float(counters), 0.0, float(read + 4 * width))}
         for block in self.blocks:
-            total += block.cost(batch, new_tokens, context, bytes_per_value)
-        return total
+            own = block.cost_parts(batch, new_tokens, context, bytes_per_value)
+            for name, cost in own.items():
+                parts[name] = parts[name] + cost if name in parts else cost
+        return parts
 
     def inactive_params(self) -> int:
         """Parameters that one token does not use."""

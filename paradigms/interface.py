@@ -91,6 +91,9 @@ class Cost(NamedTuple):
         state_bytes_fixed: bytes of state that do not grow with context.
         state_bytes_per_token: bytes of state per token of context.
         weight_bytes: bytes of parameters read. Blocks count them, so a mixer leaves this out.
+        mixing_flops: of `flops`, those that mix time (scores, recurrences, convolutions); the
+            others are matrix products of tokens with parameters, whose speed is well known.
+        bytes_written: bytes of state written.
     """
 
     flops: float
@@ -98,6 +101,8 @@ class Cost(NamedTuple):
     state_bytes_fixed: float
     state_bytes_per_token: float
     weight_bytes: float = 0.0
+    mixing_flops: float = 0.0
+    bytes_written: float = 0.0
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         """Costs of layers add up."""

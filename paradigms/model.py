@@ -189,9 +189,28 @@ class Model:
         return self._module().commit(state, pending, path, accepted)
 
     def cost(self, batch: int, new_tokens: int, context: int) -> Cost:
-        """Cost of one call, all rows together, the parameters that it reads included."""
+        """Cost of one call with logits of every new token; see `cost_parts`."""
+        parts = self.cost_parts(batch, new_tokens, context, logits=new_tokens).values()
+        return sum(parts, Cost(0.0, 0.0, 0.0, 0.0))
+
+    def cost_parts(
+        self, batch: int, new_tokens: int, context: int, *, logits: int
+    ) -> dict[str, Cost]:
+        """Cost of one call by part, all rows together, the parameters that it reads included.
+
+        Args:
+            batch: rows.
+            new_tokens: T of the call.
+            context: tokens of history, S.
+            logits: tokens per row that the head is applied to; 1 for a prompt.
+
+        Returns:
+            "head" (with the embedding and the final norm), mixers and MLPs by their classes'
+            names, summed over layers, and "other" for what blocks have beside.
+        """
         abstract = nnx.merge(self._plan.graph, self._plan.shapes)
-        return abstract.cost(batch, new_tokens, context, jnp.dtype(self.dtype).itemsize)
+        size = jnp.dtype(self.dtype).itemsize
+        return abstract.cost_parts(batch, new_tokens, context, size, logits)
 
     def tree_flatten(self) -> tuple[tuple[dict, tuple | None], _Plan]:
         """Parameters, and what `prepare` made of the meta tokens, are the leaves."""

@@ -132,18 +132,32 @@ class Block(nnx.Module):
         ]
         return _joined(kept)
 
-    def cost(self, batch: int, new_tokens: int, context: int, bytes_per_value: int) -> Cost:
-        """Cost of the parts, with the bytes of all parameters that they read."""
-        total = Cost(0.0, 0.0, 0.0, 0.0, weight_bytes(self, bytes_per_value))
+    def cost_parts(
+        self, batch: int, new_tokens: int, context: int, bytes_per_value: int
+    ) -> dict[str, Cost]:
+        """Cost by part: mixers and MLP by their classes' names, "other" for norms and the like.
+
+        Each comes with the bytes of the parameters that it reads.
+        """
+        parts: dict[str, Cost] = {}
+
+        def add(part: Any, cost: Cost, read: float) -> None:
+            cost = cost._replace(weight_bytes=read)
+            name = type(part).__name__
+            parts[name] = parts[name] + cost if name in parts else cost
+
+        rest = weight_bytes(self, bytes_per_value)
         for mixer in self.mixers:
-            total += mixer.cost(batch, new_tokens, context, bytes_per_value)
+            size = weight_bytes(mixer, bytes_per_value)
+            add(mixer, mixer.cost(batch, new_tokens, context, bytes_per_value), size)
+            rest -= size
         if self.mlp is not None:
-            total += self.mlp.cost(batch, new_tokens)
+            size = read = weight_bytes(self.mlp, bytes_per_value)
             if hasattr(self.mlp, "weight_bytes"):
-                unread = weight_bytes(self.mlp, bytes_per_value)
-                unread -= self.mlp.weight_bytes(batch * new_tokens, bytes_per_value)
-                total += Cost(0.0, 0.0, 0.0, 0.0, -unread)
-        return total
+                read = self.mlp.weight_bytes(batch * new_tokens, bytes_per_value)
+            add(self.mlp, self.mlp.cost(batch, new_tokens), read)
+            rest -= size
+        return parts | {"other": Cost(0.0, 0.0, 0.0, 0.0, rest)}
 
     def inactive_params(self) -> int:
         """Parameters that one token does not use."""

@@ -62,6 +62,15 @@ class Build(NamedTuple):
         draw = jax.random.truncated_normal(self.rngs.params(), -3.0, 3.0, shape, jnp.float32)
         return nnx.Param(scale * draw)
 
+    def zeros(self, width: int) -> nnx.Param:
+        """A bias of that width, zero at first."""
+        return nnx.Param(jnp.zeros((width,), jnp.float32))
+
+
+def plus(y: Array, bias: nnx.Param | None) -> Array:
+    """`y + bias` in y's dtype; y where there is no bias."""
+    return y if bias is None else y + bias[...].astype(y.dtype)
+
 
 def adapted(x: Array, weight: nnx.Param, ctx: Any, name: str) -> Array:
     """`x @ weight`, plus the low-rank adapter that `ctx` holds for that name, if any.

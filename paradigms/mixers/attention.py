@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -14,8 +15,8 @@ from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
 from ..layers.norm import RMSNorm
-from ..layers.params import Build, adapted, shape_of
-from ..layers.rotary import rotary_phases, rotate
+from ..layers.params import Build, adapted, plus, shape_of
+from ..layers.rotary import RopeScaling, rotary_phases, rotate
 
 
 class AttentionConfig(Config):
@@ -27,6 +28,10 @@ class AttentionConfig(Config):
         head_dim: H; null means D / N.
         window: a token sees this many tokens, itself included; null means all.
         rope_base: base of the rotary phases; null means no positional encoding.
+        rope_scaling: how the phases are stretched to longer texts; null for not at all.
+        rotary_dim: only so many channels of a head are rotated; null means all.
+        qkv_bias: add a learnt bias to queries, keys and values.
+        out_bias: add a learnt bias to the output.
         qk_norm: RMS-normalise queries and keys per head before the rotation.
         soft_cap: cap on the scores, null for none.
         score_scale: factor on the scores; null means 1/sqrt(H).
@@ -41,6 +46,10 @@ class AttentionConfig(Config):
     head_dim: int | None = Field(default=None, ge=2)
     window: int | None = Field(default=None, ge=1)
     rope_base: float | None = Field(default=10000.0, gt=1.0)
+    rope_scaling: RopeScaling | None = None
+    rotary_dim: int | None = Field(default=None, ge=2, multiple_of=2)
+    qkv_bias: bool = False
+    out_bias: bool = False
     qk_norm: bool = False
     soft_cap: float | None = Field(default=None, gt=0.0)
     score_scale: float | None = Field(default=None, gt=0.0)
@@ -52,6 +61,9 @@ class AttentionConfig(Config):
             raise ValueError(
                 f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}"
             )
+        for field in ("rope_scaling", "rotary_dim"):
+            if self.rope_base is None and getattr(self, field) is not None:
+                raise ValueError(f"{field} is of rotary positions, which rope_base=null leaves out")
         return self
 
     def build(self, build: Build) -> "Attention":
@@ -114,7 +126,10 @@ def check_reuse(mixers: Iterable[Any]) -> str | None:
         mixers: all mixers' configurations in the order in which they run.
     """
     published: AttentionConfig | None = None
-    same = ("num_heads", "num_kv_heads", "head_dim", "window", "rope_base", "qk_norm")
+    same = (
+        "num_heads", "num_kv_heads", "head_dim", "window", "rope_base", "rope_scaling",
+        "rotary_dim", "qk_norm",
+    )  # fmt: skip
     for config in mixers:
         if not isinstance(config, AttentionConfig):
             continue
@@ -147,8 +162,11 @@ class Attention(nnx.Module):
         self.head_dim = config.head_dim or width // config.num_heads
         if config.rope_base is not None and self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
+        self.rotary_dim = config.rotary_dim or self.head_dim
+        if self.rotary_dim > self.head_dim:
+            raise ValueError(f"rotary_dim={self.rotary_dim} exceeds head_dim={self.head_dim}")
         self.window = config.window
-        self.rope_base = config.rope_base
+        self.rope_base, self.rope_scaling = config.rope_base, config.rope_scaling
         self.soft_cap = config.soft_cap
         self.score_scale = config.score_scale
         self.kv = config.kv
@@ -160,6 +178,11 @@ class Attention(nnx.Module):
         self.w_k = build.matrix(width, kv_inner) if own else None
         self.w_v = build.matrix(width, kv_inner) if own else None
         self.w_o = build.matrix(inner, build.width, residual=True)
+        biased = config.qkv_bias
+        self.b_q = build.zeros(inner) if biased else None
+        self.b_k = build.zeros(kv_inner) if biased and own else None
+        self.b_v = build.zeros(kv_inner) if biased and own else None
+        self.b_o = build.zeros(build.width) if config.out_bias else None
         normed = config.qk_norm
         self.q_norm = RMSNorm(self.head_dim, build.norm_eps) if normed else None
         self.k_norm = RMSNorm(self.head_dim, build.norm_eps) if normed and own else None
@@ -184,6 +207,8 @@ class Attention(nnx.Module):
         y, new = self._attend(x, state, ctx)
         if state is None or self.kv == "reuse":
             return y, state
+        # Unordered, XLA copies the whole state (twice, on CPUs) to read it while it is written.
+        y, state = jax.lax.optimization_barrier((y, state))
         keep = ctx.segment_ids >= 0
         return y, self._write(state, *new, ctx.order, ctx.segment_ids, keep, ctx.lengths)
 
@@ -245,6 +270,8 @@ class Attention(nnx.Module):
             bytes_read=float(batch * held * token_bytes + meta_bytes),
             state_bytes_fixed=float(batch * ring) if own else 0.0,
             state_bytes_per_token=float(0 if self.window or not own else batch * token_bytes),
+            mixing_flops=float(batch * scores),
+            bytes_written=float(batch * new_tokens * token_bytes) if own else 0.0,
         )
 
     def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:
@@ -266,17 +293,20 @@ class Attention(nnx.Module):
         if self.rope_base is not None:
             # Meta tokens take the first positions of every document.
             positions = ctx.positions + (0 if absorbing else self.meta_tokens)
-            phases = rotary_phases(positions, self.head_dim, self.rope_base)
-        q = adapted(x, self.w_q, ctx, "w_q").reshape(heads)
+            phases = rotary_phases(
+                positions, self.rotary_dim, self.rope_base, self.rope_scaling, ctx.lengths
+            )
+        q = plus(adapted(x, self.w_q, ctx, "w_q"), self.b_q).reshape(heads)
         q = q if self.q_norm is None else self.q_norm(q)
         q = q if phases is None else rotate(q, phases)
         if self.kv == "reuse":
             new, state, begin = ctx.shared[PUBLISHED]
         else:
-            k = adapted(x, self.w_k, ctx, "w_k").reshape(heads)
+            k = plus(adapted(x, self.w_k, ctx, "w_k"), self.b_k).reshape(heads)
             k = k if self.k_norm is None else self.k_norm(k)
             k = k if phases is None else rotate(k, phases)
-            new = KeysValues(k, adapted(x, self.w_v, ctx, "w_v").reshape(heads))
+            v = plus(adapted(x, self.w_v, ctx, "w_v"), self.b_v).reshape(heads)
+            new = KeysValues(k, v)
             begin = ctx.begin
         if self.kv == "publish":
             ctx.shared[PUBLISHED] = Published(new, state, begin)
@@ -291,7 +321,8 @@ class Attention(nnx.Module):
             held = state.k.astype(q.dtype), state.v.astype(q.dtype)
             past_out, past_log_total = attention(q, *held, past, **options)
             out = merge_attention(out, log_total, past_out, past_log_total)
-        return adapted(out.reshape(batch, length, -1), self.w_o, ctx, "w_o"), new
+        y = adapted(out.reshape(batch, length, -1), self.w_o, ctx, "w_o")
+        return plus(y, self.b_o), new
 
     def _mask(self, ctx: LayerContext, *, windowed: bool) -> AttentionMask:
         q_lo, q_hi = ctx.bounds.q_lo, ctx.bounds.q_hi

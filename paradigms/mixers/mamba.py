@@ -216,6 +216,8 @@ class Mamba(nnx.Module):
             bytes_read=float(batch * state_bytes if context else 0),
             state_bytes_fixed=float(batch * state_bytes),
             state_bytes_per_token=0.0,
+            mixing_flops=float(batch * new_tokens * recurrence),
+            bytes_written=float(batch * state_bytes),
         )
 
     def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:

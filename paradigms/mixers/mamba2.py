@@ -220,6 +220,8 @@ class Mamba2(nnx.Module):
             bytes_read=float(4 * batch * values if context else 0),
             state_bytes_fixed=float(4 * batch * values),
             state_bytes_per_token=0.0,
+            mixing_flops=float(batch * new_tokens * recurrence),
+            bytes_written=float(4 * batch * values),
         )
 
     def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:

@@ -97,7 +97,8 @@ class SymmetricConv(nnx.Module):
         """W multiply-adds per channel and token, no state."""
         del context, bytes_per_value
         taps, width = shape_of(self.w_taps)
-        return Cost(float(2 * batch * new_tokens * taps * width), 0.0, 0.0, 0.0)
+        flops = float(2 * batch * new_tokens * taps * width)
+        return Cost(flops, 0.0, 0.0, 0.0, mixing_flops=flops)
 
     def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:
         """Refuses state, causal masks and draft trees."""

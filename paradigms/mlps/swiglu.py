@@ -11,9 +11,14 @@ from pydantic import Field
 from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
-from ..layers.params import Build, adapted, shape_of
+from ..layers.params import Build, adapted, plus, shape_of
 
-ACTIVATIONS = {"silu": jax.nn.silu, "gelu": lambda x: jax.nn.gelu(x, approximate=False)}
+ACTIVATIONS = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
 
 
 class SwiGLUConfig(Config):
@@ -21,12 +26,14 @@ class SwiGLUConfig(Config):
 
     Attributes:
         width: F.
-        activation: of the gate; with gelu this is GEGLU (eq. 5).
+        activation: of the gate; with gelu this is GEGLU (eq. 5), `gelu_tanh` its approximation.
+        bias: add a learnt bias to each of the three projections.
     """
 
     name: Literal["swiglu"] = "swiglu"
     width: int = Field(ge=1)
-    activation: Literal["silu", "gelu"] = "silu"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    bias: bool = False
 
     def build(self, build: Build) -> "SwiGLU":
         """Makes the MLP."""
@@ -44,14 +51,18 @@ class SwiGLU(nnx.Module):
         self.w_gate = build.matrix(build.width, config.width)
         self.w_up = build.matrix(build.width, config.width)
         self.w_down = build.matrix(config.width, build.width, residual=True)
+        self.b_gate = build.zeros(config.width) if config.bias else None
+        self.b_up = build.zeros(config.width) if config.bias else None
+        self.b_down = build.zeros(build.width) if config.bias else None
 
     def __call__(
         self, x: Float[Array, "B T D"], ctx: LayerContext
     ) -> tuple[Float[Array, "B T D"], dict[str, Array]]:
         """Returns the output and no losses."""
-        gate = ACTIVATIONS[self.activation](adapted(x, self.w_gate, ctx, "w_gate"))
-        hidden = gate * adapted(x, self.w_up, ctx, "w_up")
-        return adapted(hidden, self.w_down, ctx, "w_down"), {}
+        gate = plus(adapted(x, self.w_gate, ctx, "w_gate"), self.b_gate)
+        up = plus(adapted(x, self.w_up, ctx, "w_up"), self.b_up)
+        hidden = ACTIVATIONS[self.activation](gate) * up
+        return plus(adapted(hidden, self.w_down, ctx, "w_down"), self.b_down), {}
 
     def cost(self, batch: int, new_tokens: int) -> Cost:
         """Three matrices, no state."""
