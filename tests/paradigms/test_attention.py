@@ -24,12 +24,50 @@ def make(**settings):
     if mixer.q_norm is not None:
         mixer.q_norm.scale[...] = jnp.linspace(0.5, 1.5, mixer.head_dim)
         mixer.k_norm.scale[...] = jnp.linspace(1.5, 0.5, mixer.head_dim)
+    for number, bias in enumerate((mixer.b_q, mixer.b_k, mixer.b_v, mixer.b_o), start=1):
+        if bias is not None:
+            bias[...] = jnp.linspace(-number, number, bias[...].shape[0])
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), nnx.to_pure_dict(nnx.state(mixer)))
     return mixer, params
 
 
+def scaled(base, R, scaling, length):
+    """Radians per position and the factor on cosine and sine, one pair of channels at a time."""
+    speeds, amplitude = [base ** (-2 * i / R) for i in range(R // 2)], 1.0
+    if scaling is None:
+        return np.array(speeds), amplitude
+    kind, factor = scaling["name"], scaling["factor"]
+    old = scaling.get("original_max_len")
+    if kind == "linear":
+        speeds = [w / factor for w in speeds]
+    if kind == "dynamic" and length > old:
+        grown = base * (factor * length / old - (factor - 1)) ** (R / (R - 2))
+        speeds = [grown ** (-2 * i / R) for i in range(R // 2)]
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        for i, w in enumerate(speeds):
+            turns = old * w / (2 * np.pi)
+            if turns < low:
+                speeds[i] = w / factor
+            elif turns <= high:
+                smooth = (turns - low) / (high - low)
+                speeds[i] = (1 - smooth) * w / factor + smooth * w
+    if kind == "yarn":
+        amplitude = 0.1 * np.log(factor) + 1
+        ends = [
+            R * np.log(old / (turns * 2 * np.pi)) / (2 * np.log(base))
+            for turns in (scaling["beta_fast"], scaling["beta_slow"])
+        ]
+        low, high = max(np.floor(ends[0]), 0), min(np.ceil(ends[1]), R - 1)
+        for i, w in enumerate(speeds):
+            ramp = min(max((i - low) / (high - low), 0), 1)
+            speeds[i] = ramp * w / factor + (1 - ramp) * w
+    return np.array(speeds), amplitude
+
+
 def by_hand(p, u, *, num_heads, num_kv_heads=None, head_dim=None, window=None, rope_base=10000.0,
-            qk_norm=False, soft_cap=None):
+            qk_norm=False, soft_cap=None, rotary_dim=None, rope_scaling=None, qkv_bias=False,
+            out_bias=False, score_scale=None):
     """Causal attention, one query and head at a time (1706.03762, 2104.09864)."""
     kv_heads = num_kv_heads or num_heads
     H = head_dim or WIDTH // num_heads
@@ -37,14 +75,17 @@ def by_hand(p, u, *, num_heads, num_kv_heads=None, head_dim=None, window=None, r
     def turned(x, position):
         if rope_base is None:
             return x
-        angle = position * rope_base ** (-2 * np.arange(H // 2) / H)
-        pairs = (x[: H // 2] + 1j * x[H // 2 :]) * np.exp(1j * angle)
-        return np.concatenate([pairs.real, pairs.imag])
+        R = rotary_dim or H
+        speed, amplitude = scaled(rope_base, R, rope_scaling, len(u))
+        pairs = (x[: R // 2] + 1j * x[R // 2 : R]) * np.exp(1j * position * speed) * amplitude
+        return np.concatenate([pairs.real, pairs.imag, x[R:]])
 
     def normed(x, scale):
         return x / np.sqrt((x**2).mean() + EPS) * scale if qk_norm else x
 
-    q, k, v = ((u @ p[n]).reshape(len(u), -1, H) for n in ("w_q", "w_k", "w_v"))
+    q, k, v = (
+        (u @ p["w_" + n] + (p["b_" + n] if qkv_bias else 0)).reshape(len(u), -1, H) for n in "qkv"
+    )
     q_scale, k_scale = (p[n]["scale"] if qk_norm else None for n in ("q_norm", "k_norm"))
     out = np.zeros((len(u), num_heads, H))
     for t in range(len(u)):
@@ -53,12 +94,12 @@ def by_hand(p, u, *, num_heads, num_kv_heads=None, head_dim=None, window=None, r
             group = n // (num_heads // kv_heads)
             query = turned(normed(q[t, n], q_scale), t)
             keys = [turned(normed(k[s, group], k_scale), s) for s in range(first, t + 1)]
-            score = np.array(keys) @ query / np.sqrt(H)
+            score = np.array(keys) @ query * (score_scale or 1 / np.sqrt(H))
             if soft_cap:
                 score = soft_cap * np.tanh(score / soft_cap)
             weight = np.exp(score) / np.exp(score).sum()
             out[t, n] = weight @ v[first : t + 1, group]
-    return out.reshape(len(u), -1) @ p["w_o"]
+    return out.reshape(len(u), -1) @ p["w_o"] + (p["b_o"] if out_bias else 0)
 
 
 VARIANTS = {
@@ -70,7 +111,30 @@ VARIANTS = {
     "another base": {"num_heads": 2, "rope_base": 100.0},
     "norm": {"num_heads": 2, "qk_norm": True},
     "cap": {"num_heads": 2, "soft_cap": 0.5},
-}
+    "scale": {"num_heads": 2, "score_scale": 0.1},
+    "biases": {"num_heads": 2, "qkv_bias": True},
+    "bias of the output": {"num_heads": 2, "out_bias": True},
+    "some channels": {"num_heads": 2, "rotary_dim": 4},
+    "linear": {"num_heads": 2, "rope_scaling": {"name": "linear", "factor": 4.0}},
+    "dynamic": {
+        "num_heads": 2,
+        "rope_scaling": {"name": "dynamic", "factor": 4.0, "original_max_len": 7},
+    },
+    "llama3": {
+        "num_heads": 1,
+        "rope_scaling": {
+            "name": "llama3", "factor": 4.0, "low_freq_factor": 0.05, "high_freq_factor": 0.6,
+            "original_max_len": 20,
+        },
+    },
+    "yarn": {
+        "num_heads": 1,
+        "rope_scaling": {
+            "name": "yarn", "factor": 4.0, "original_max_len": 20, "beta_fast": 1.0,
+            "beta_slow": 0.01,
+        },
+    },
+}  # fmt: skip
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -111,10 +175,13 @@ def test_every_setting_has_an_effect():
     for name, settings in VARIANTS.items():
         _, params = make(**settings)
         seen[name] = by_hand(params, u, **settings)
+    seen["one head"] = by_hand(make(num_heads=1)[1], u, num_heads=1)
     for name, settings in VARIANTS.items():
         if settings != plain:
-            assert np.abs(seen[name] - seen["multi-head"]).max() > 1e-3, name
-    assert set().union(*VARIANTS.values()) | {"name"} == set(AttentionConfig.model_fields)
+            other = "one head" if settings["num_heads"] == 1 else "multi-head"
+            assert np.abs(seen[name] - seen[other]).max() > 1e-3, name
+    shown = set().union(*VARIANTS.values()) | {"name", "kv"}  # kv: see test_blocks.py
+    assert shown == set(AttentionConfig.model_fields)
 
 
 @pytest.mark.parametrize("sizes", [[11], [3, 8], [8, 3], [1] * 11, [2, 4, 5]])
