@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -206,6 +207,8 @@ class Attention(nnx.Module):
         y, new = self._attend(x, state, ctx)
         if state is None or self.kv == "reuse":
             return y, state
+        # Unordered, XLA copies the whole state (twice, on CPUs) to read it while it is written.
+        y, state = jax.lax.optimization_barrier((y, state))
         keep = ctx.segment_ids >= 0
         return y, self._write(state, *new, ctx.order, ctx.segment_ids, keep, ctx.lengths)
 
@@ -267,6 +270,8 @@ class Attention(nnx.Module):
             bytes_read=float(batch * held * token_bytes + meta_bytes),
             state_bytes_fixed=float(batch * ring) if own else 0.0,
             state_bytes_per_token=float(0 if self.window or not own else batch * token_bytes),
+            mixing_flops=float(batch * scores),
+            bytes_written=float(batch * new_tokens * token_bytes) if own else 0.0,
         )
 
     def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:
