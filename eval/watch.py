@@ -91,21 +91,23 @@ def _panel(track: Track, console: Console, width: int, height: int | None) -> Pa
     return Panel(
         body,
         title=Text(formatting.printable(track.name)),
-        subtitle=Text(_status(track)),
+        subtitle=Text(_status(track, width - FRAME_COLUMNS)),
         border_style="green" if track.result is not None else "",
         height=height,
     )
 
 
-def _status(track: Track) -> str:
+def _status(track: Track, room: int) -> str:
+    """How far a track is, in at most `room` characters: what matters least is left out first."""
     if track.snapshot is None:
         return "waiting"
     rate = track.tokens_per_s
-    return " · ".join(
-        [
-            f"step {track.steps}",
-            f"{track.snapshot.nfe} calls",
-            f"{track.snapshot.tokens} tokens",
-            *([] if rate is None else [f"{formatting.short(rate)} tok/s"]),
-        ]
-    )
+    parts = [
+        f"{track.snapshot.nfe} calls",
+        f"{track.snapshot.tokens} tokens",
+        *([] if rate is None else [f"{formatting.short(rate)} tok/s"]),
+        f"step {track.steps}",
+    ]
+    while len(parts) > 1 and len(" · ".join(parts)) > room - 2:  # a blank on either side
+        parts.pop()
+    return " · ".join(parts)

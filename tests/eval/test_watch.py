@@ -189,6 +189,9 @@ def test_side_by_side_where_there_is_room():
     assert "alpha" in narrow[0] and "beta" not in narrow[0] and max(map(len, narrow)) <= 60
     assert any("beta" in line for line in narrow[2:])
     assert "6 calls" in " ".join(wide) and "6 tokens" in " ".join(wide)
+    assert "step 6" in " ".join(wide)
+    tight = printed(tracks, 34)
+    assert tight.count("6 calls · 6 tokens") == 2 and "step" not in tight
 
 
 def test_panels_fit_the_height_and_show_the_end():
