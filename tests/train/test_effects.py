@@ -1,11 +1,13 @@
 """No key is accepted and ignored: each one, changed, changes what its run does."""
 
 import json
+import math
 from typing import Any
 
 import jax
 import pytest
 from genlab.paradigms.interface import Batch, SpecialIds
+from genlab.paradigms.mlps.moe import MoEConfig
 from genlab.paradigms.model import abstract_model
 from genlab.train.checkpoint import steps_in
 from genlab.train.config import ProfileConfig, RunConfig, TrainingConfig, config_hash
@@ -49,6 +51,18 @@ PROGRAM = {
     "data.context_length": ("8", ()),
     "data.batch_size": ("2", ()),
     "paradigm": ("{name: masked_diffusion}", ()),
+}
+
+# The same for a mixture of experts as the layer's MLP.
+MOE = "model.layers.a.mlp={name: moe, width: 8, num_experts: 4, top_k: 2}"
+MOE_KEYS = {
+    "width": "6",
+    "num_experts": "3",
+    "top_k": "3",
+    "shared_experts": "1",
+    "balance_weight": "0.0",
+    "normalize_weights": "false",
+    "router_z_weight": "0.1",
 }
 
 # What has its effect outside the update; the tests that show it.
@@ -110,6 +124,36 @@ def test_the_update_depends_on_the_key(make, key):
         assert abstract_model(after.with_vocab_size(260).model).config.max_len == 8
         return
     assert program(before) != program(after)
+
+
+@pytest.mark.parametrize("key", MOE_KEYS)
+def test_the_update_depends_on_the_key_of_a_mixture_of_experts(make, key):
+    after = make(MOE, f"model.layers.a.mlp.{key}={MOE_KEYS[key]}")
+    assert program(make(MOE)) != program(after)
+
+
+def test_the_list_of_a_mixture_of_experts_is_complete():
+    assert keys_of(MoEConfig, "") == MOE_KEYS.keys()
+
+
+def test_what_a_router_reports_reaches_the_metrics(make, data, tmp_path):
+    config = make(MOE, "model.layers.a.mlp.balance_weight=0.5", "training.tokens=256")
+    folder = tmp_path / "run"
+    train(config, folder, data=data)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 4
+    for line in lines:
+        stats = line["stats"]
+        assert set(stats) == {
+            f"layer_0.{n}" for n in ("router_entropy", "max_load", "unused_experts")
+        }
+        assert 0 < stats["layer_0.router_entropy"] <= math.log(4) + 1e-6
+        # The largest share of the assignments, times 4; two experts cannot have all of each token.
+        assert 1 <= stats["layer_0.max_load"] <= 2
+        assert 0 <= stats["layer_0.unused_experts"] <= 2
+        # Half the balance loss, which is about 1 when balanced and 2 at worst.
+        assert 0.4 < line["aux_loss"] < 1
+    assert lines[0]["stats"] != lines[-1]["stats"]
 
 
 def test_model_vocab_size_is_checked(make):
