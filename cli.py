@@ -19,6 +19,7 @@ def build_app():
     from . import __version__
     from .eval.cli_compare import compare_command, evaluate_command, tune_command
     from .eval.cli_generate import generate_command
+    from .eval.cli_info import doctor_command, list_command
     from .train.cli_train import schema_command, train_command
 
     app = typer.Typer(
@@ -34,6 +35,8 @@ def build_app():
     app.command("compare")(compare_command)
     app.command("tune")(tune_command)
     app.command("schema")(schema_command)
+    app.command("list")(list_command)
+    app.command("doctor")(doctor_command)
 
     @app.command("version")
     def version_command() -> None:
@@ -50,7 +53,18 @@ def main() -> None:
     # Typer may carry a click of its own: the classes come from there, not from an import of click.
     usage_error = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
-        code = build_app()(standalone_mode=False)
+        app = build_app()
+    except ModuleNotFoundError as error:
+        name = error.name or ""
+        if name.partition(".")[0] == __package__:
+            raise
+        print(
+            f"genlab: package {name!r} is missing: install genlab again (make, or pip install .)",
+            file=sys.stderr,
+        )
+        sys.exit(FAILED)
+    try:
+        code = app(standalone_mode=False)
     except GenlabError as error:
         print(f"genlab: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)

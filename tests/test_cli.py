@@ -1,5 +1,6 @@
 """The command line as a user meets it: exit codes and one-line errors."""
 
+import json
 import sys
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ def genlab(monkeypatch, capsys):
         (["train", "transformer", "training.optimizer.learnig_rate=1"], "'learning_rate'"),
         (["generate", "nowhere", "--prompt", "x"], "nowhere: no such run folder"),
         (["eval", "nowhere"], "nowhere: no such run folder"),
+        (["list", "mixer"], "list 'mixer': no such kind; did you mean 'mixers'?"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(genlab, args, said):
@@ -47,8 +49,30 @@ def test_wrong_input_is_one_line_and_exit_code_2(genlab, args, said):
 def test_help_names_every_command(genlab):
     result = genlab("--help")
     assert result.returncode == 0
-    for command in ("train", "generate", "eval", "compare", "tune", "schema", "version"):
+    commands = "train generate eval compare tune schema list doctor version"
+    for command in commands.split():
         assert command in result.stdout
+
+
+def test_list_prints_one_kind_or_all(genlab):
+    one = genlab("list", "decodings")
+    assert one.returncode == 0 and one.stdout.splitlines()[0] == "decodings"
+    assert any(line.split()[0] == "plain" for line in one.stdout.splitlines())
+    records = json.loads(genlab("list", "--json").stdout)
+    assert {"families", "mixers", "tasks", "configs"} < records.keys()
+    assert one.stdout.strip() in genlab("list").stdout
+
+
+def test_a_missing_package_is_one_line(genlab, monkeypatch):
+    def build():
+        raise ModuleNotFoundError("No module named 'optax'", name="optax")
+
+    monkeypatch.setattr(cli, "build_app", build)
+    result = genlab("list")
+    assert result.returncode == 1
+    assert result.stderr == (
+        "genlab: package 'optax' is missing: install genlab again (make, or pip install .)\n"
+    )
 
 
 def test_an_interrupt_says_how_to_go_on(genlab, monkeypatch):
