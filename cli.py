@@ -20,6 +20,7 @@ def build_app():
     from .eval.cli_compare import compare_command, evaluate_command, tune_command
     from .eval.cli_generate import generate_command
     from .eval.cli_info import doctor_command, list_command
+    from .eval.cli_interop import export_command, import_command
     from .train.cli_train import schema_command, train_command
 
     app = typer.Typer(
@@ -35,6 +36,8 @@ def build_app():
     app.command("compare")(compare_command)
     app.command("tune")(tune_command)
     app.command("schema")(schema_command)
+    app.command("import")(import_command)
+    app.command("export")(export_command)
     app.command("list")(list_command)
     app.command("doctor")(doctor_command)
 

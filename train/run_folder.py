@@ -7,8 +7,10 @@
     metrics.jsonl      one line per `training.log_every` updates
     samples.jsonl      with `training.sample_every`
     tensorboard/       with `training.tensorboard`
+    wandb/             with `training.wandb`
     profile/           with `training.profile`
     result.json        written last: the run is finished
+    source/            of an imported run: the published files beside the weights
 
 One process at a time writes into it.
 """
@@ -43,15 +45,18 @@ from .data.pipeline import Data
 from .data.tokenizer import Tokenizer
 from .data.tokenizer_config import load_tokenizer, save_tokenizer
 from .files import write_text
+from .interop.params_file import is_params_folder, read_params_file
+from .sinks import TENSORBOARD, WANDB
 from .yaml_loader import dump_yaml, load_yaml, validate
 
 CONFIG, IDENTITY, TOKENIZER = "config.yaml", "identity.json", "tokenizer"
 CHECKPOINTS, DAMAGED = "checkpoints", "damaged_checkpoints"
-METRICS, SAMPLES, TENSORBOARD = "metrics.jsonl", "samples.jsonl", "tensorboard"
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 PROFILE, RESULT, LOCK = "profile", "result.json", "lock"
+SOURCE = "source"
 CONTENTS = (
     CONFIG, IDENTITY, TOKENIZER, CHECKPOINTS, DAMAGED, METRICS, SAMPLES, TENSORBOARD, PROFILE,
-    RESULT, LOCK,
+    RESULT, LOCK, SOURCE, WANDB,
 )  # fmt: skip
 
 
@@ -62,7 +67,8 @@ class Run(NamedTuple):
         path: its folder.
         config: resolved, vocabulary size included.
         tokenizer: the run's own.
-        model: float32 parameters: the averaged ones where the run keeps an average.
+        model: float32 parameters: the averaged ones where the run keeps an average; those of an
+            imported run in the dtype that they were imported in.
         paradigm: what was learnt.
         step: updates behind these parameters.
         data_fingerprint: of the corpus and tokenizer that it was trained on.
@@ -108,6 +114,8 @@ def open_run(path: Path, config: RunConfig, data: Data, *, overwrite: bool) -> I
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
+    if SOURCE in found:
+        raise CheckpointError(f"{path}: is an imported run, want another folder to train in")
     with _locked(path):
         if overwrite:
             _clear(path)
@@ -177,10 +185,15 @@ def load_params(path: Path, config: RunConfig, identity: Identity) -> Model:
         Corrupt: it cannot be read.
         CheckpointError: it belongs to another run, or its leaves do not fit the configuration.
     """
+    model = abstract_model(config.model)
+    if is_params_folder(path):
+        arrays = read_params_file(
+            path, flatten(model.params), lambda meta, file: check_identity(meta, identity, file)
+        )
+        return model.with_params(jax.device_put(unflatten(model.params, arrays)))
     prefix = "params." if config.training.ema_decay is None else "ema."
     arrays, meta = read(path, None, prefix=prefix)
     check_identity(meta, identity, path)
-    model = abstract_model(config.model)
     arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
     check_leaves(arrays, flatten(model.params), path)
     return model.with_params(jax.device_put(unflatten(model.params, arrays)))

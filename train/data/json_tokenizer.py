@@ -92,6 +92,11 @@ class JsonTokenizer(Tokenizer):
 
     Special tokens that the file lacks are appended after its vocabulary. Only added tokens that the
     file flags as special count as such, and encoding never produces them from plain text.
+
+    The tokenizer of an imported checkpoint has an entry `genlab` beside those of the format, which
+    says what the checkpoint's own files say: `specials`, the four ids; `stop_ids`, all that end an
+    answer; `vocab_size`, the rows of the model; `adds_bos`, whether texts begin with BOS. Nothing
+    is appended to it then: the model has no rows for it.
     """
 
     def __init__(self, text: str, *, kind: str, origin: str) -> None:
@@ -102,6 +107,7 @@ class JsonTokenizer(Tokenizer):
             raise DataError(f"{origin}: no JSON: {error}") from None
         if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
             raise DataError(f"{origin}: no tokenizer.json (it has no 'model')")
+        own = data.get(OWN)
         # BPE dropout would make encoding random; padding and truncation would change the text.
         if data["model"].get("dropout") is not None:
             data["model"]["dropout"] = None
@@ -122,10 +128,12 @@ class JsonTokenizer(Tokenizer):
         self._library = library
 
         vocabulary = library.get_vocab(with_added_tokens=True)
+        if own is not None:
+            self._take_own(own, vocabulary, origin)
         special_tokens = {name: vocabulary[alias] for name, alias in hidden.items()}
         size = max(vocabulary.values(), default=-1) + 1
-        ids = []
-        for known, own_name in zip(KNOWN_NAMES, SPECIAL_NAMES, strict=True):
+        size, ids = (size, []) if own is None else (own["vocab_size"], own["specials"])
+        for known, own_name in zip(KNOWN_NAMES, SPECIAL_NAMES, strict=True) if not ids else ():
             found = [special_tokens[name] for name in known if name in special_tokens]
             if not found:
                 found = [size]
@@ -137,7 +145,7 @@ class JsonTokenizer(Tokenizer):
         pieces: list[bytes | None] = [None] * size
         for name, index in vocabulary.items():
             pieces[index] = name.encode() if name in added else to_bytes(name)
-        for index in special_tokens.values():
+        for index in (*special_tokens.values(), *ids):
             pieces[index] = b""
         model = data["model"]
         unknown = special_tokens.get(model.get("unk_token"), model.get("unk_id"))
@@ -152,6 +160,8 @@ class JsonTokenizer(Tokenizer):
             content=content,
             drops_first_space=_drops_first_space(library, to_bytes),
         )
+        if own is not None:
+            self.stop_ids, self.adds_bos = tuple(own["stop_ids"]), own["adds_bos"]
         changed = first_difference(self, ROUND_TRIP_PROBES)
         if changed is not None:
             normalizer = (data.get("normalizer") or {}).get("type")
@@ -160,6 +170,26 @@ class JsonTokenizer(Tokenizer):
                 f"{origin} does not give back {describe_text(changed)} byte for byte ({cause}): "
                 "bits per byte still count the bytes of the original text"
             )
+
+    @staticmethod
+    def _take_own(own: Any, vocabulary: dict[str, int], origin: str) -> None:
+        """Checks the entry of an imported tokenizer.
+
+        Raises:
+            DataError: it is malformed, or the vocabulary is larger than the model's.
+        """
+        if not isinstance(own, dict) or set(own) != OWN_KEYS:
+            raise DataError(f"{origin}: its entry {OWN!r} wants {', '.join(sorted(OWN_KEYS))}")
+        size, ids = own["vocab_size"], (*own["specials"], *own["stop_ids"])
+        largest = max(vocabulary, key=vocabulary.__getitem__, default="")
+        if vocabulary and vocabulary[largest] >= size:
+            raise DataError(
+                f"{origin}: wrong vocabulary: token {largest!r} has id {vocabulary[largest]}, but "
+                f"the model has {size} ids"
+            )
+        bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < size]
+        if bad or len(own["specials"]) != len(SPECIAL_NAMES):
+            raise DataError(f"{origin}: wrong special ids {list(ids)} for {size} ids")
 
     def _encode_plain(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -172,6 +202,9 @@ class JsonTokenizer(Tokenizer):
                     f"id {int(control[0])}"
                 )
         return out
+
+
+OWN, OWN_KEYS = "genlab", {"specials", "stop_ids", "vocab_size", "adds_bos"}
 
 
 def _added_tokens(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -201,7 +234,8 @@ def _renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
         {**token, "content": names.get(token["content"], token["content"])}
         for token in _added_tokens(data)
     ]
-    return {**data, "model": model, "added_tokens": added, "post_processor": None}
+    known = {key: value for key, value in data.items() if key != OWN}
+    return {**known, "model": model, "added_tokens": added, "post_processor": None}
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,14 @@ from .tokenizer import SPECIAL_NAMES, SpecialIds, Tokenizer
 
 
 class SymbolsTokenizer(Tokenizer):
-    """Ids 0 to S - 1 for the symbols in order, then BOS, EOS, PAD, MASK."""
+    """Ids 0 to S - 1 for the symbols in order, then BOS, EOS, PAD, MASK.
 
-    def __init__(self, symbols: Sequence[str]) -> None:
-        """Takes the words, none twice.
+    An imported model without a tokenizer shows its ids as such words; its special ids are some of
+    them then, and nothing is appended.
+    """
+
+    def __init__(self, symbols: Sequence[str], *, specials: SpecialIds | None = None) -> None:
+        """Takes the words, none twice, and the special ids if they are among the words.
 
         Raises:
             DataError: no word, one twice, or one that is empty or has white space in it.
@@ -27,13 +32,21 @@ class SymbolsTokenizer(Tokenizer):
             raise DataError(f"want different symbols, at least one; got {len(words)} words, "
                             f"{len(set(words))} of them different")  # fmt: skip
         count = len(words)
-        specials = SpecialIds(count, count + 1, count + 2, count + 3)
+        pieces = [f" {word}".encode() for word in words]
+        content: dict[str, Any] = {"symbols": words}
+        if specials is None:
+            specials = SpecialIds(count, count + 1, count + 2, count + 3)
+            pieces += [b""] * 4
+        else:
+            content["specials"] = list(specials)
+            for index in specials:
+                pieces[index] = b""
         super().__init__(
             kind="symbols",
-            pieces=[f" {word}".encode() for word in words] + [b""] * 4,
+            pieces=pieces,
             specials=specials,
             special_tokens=dict(zip(SPECIAL_NAMES, specials, strict=True)),  # type: ignore[arg-type]
-            content=json.dumps({"symbols": words}),
+            content=json.dumps(content),
             drops_first_space=True,
         )
         self.lossy_reason = "words are taken apart at white space and shown with one space"
@@ -58,9 +71,11 @@ def read_symbols(content: str, where: str) -> SymbolsTokenizer:
         DataError: it is not that.
     """
     try:
-        symbols = json.loads(content)["symbols"]
-    except (ValueError, KeyError, TypeError):
+        data = json.loads(content)
+        symbols, specials = data["symbols"], data.get("specials")
+        specials = None if specials is None else SpecialIds(*map(int, specials))
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataError(f"{where} is corrupt: not a list of symbols") from None
     if not isinstance(symbols, list):
         raise DataError(f"{where} is corrupt: not a list of symbols")
-    return SymbolsTokenizer(symbols)
+    return SymbolsTokenizer(symbols, specials=specials)

@@ -85,6 +85,8 @@ class Tokenizer(abc.ABC):
         drops_first_space: True when decoding drops one space at the very start, because encoding
             added it there (SentencePiece).
         lossy_reason: None, or why some text does not survive `decode(encode(text))`.
+        stop_ids: the ids that end an answer; EOS and, in some imported checkpoints, others.
+        adds_bos: False for imported checkpoints whose texts do not begin with BOS.
     """
 
     def __init__(
@@ -106,9 +108,11 @@ class Tokenizer(abc.ABC):
         self.content = content
         self.drops_first_space = drops_first_space
         self.lossy_reason: str | None = None
+        self.stop_ids: tuple[int, ...] = (specials.eos,)
+        self.adds_bos = True
         self._pieces = list(pieces)
         names = sorted(self.special_tokens, key=len, reverse=True)
-        self._special_pattern = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+        self._special_pattern = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
 
     @abc.abstractmethod
     def _encode_plain(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:

@@ -1,0 +1,84 @@
+"""The commands `import` and `export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from ..paradigms.model import abstract_model
+from ..train.interop.export_run import export_run
+from ..train.interop.import_run import import_checkpoint
+from ..train.run_folder import load_run
+
+Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; as it is when left out.")]
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+    )
+
+
+def import_command(
+    source: Annotated[Path, typer.Argument(help="A checkpoint's folder, as transformers has it.")],
+    out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    dtype: Dtype = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an imported run that is there.")
+    ] = False,
+) -> None:
+    """Turns a published checkpoint into a run folder, which every other command takes.
+
+    Every key of its config.json is either implemented or named in an error.
+    """
+    console = Console(stderr=True)
+    with _bar(console) as bar:
+        task = bar.add_task("import", total=None)
+        imported = import_checkpoint(
+            source,
+            out,
+            dtype=dtype,
+            overwrite=overwrite,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if imported.tokenizer.note is not None:
+        typer.echo(f"note: {imported.tokenizer.note}", err=True)
+    params = abstract_model(imported.model).num_params()
+    typer.echo(f"{out}: {imported.architecture.name}, {params:,} parameters")
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run folder, trained or imported.")],
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    form: Annotated[
+        str, typer.Option("--format", help="hf: safetensors, config.json and tokenizer files.")
+    ] = "hf",
+    architecture: Annotated[
+        str | None, typer.Option(help="To write it as; the first that fits when left out.")
+    ] = None,
+    dtype: Dtype = None,
+) -> None:
+    """Writes a run as a checkpoint that transformers loads."""
+    if form != "hf":
+        raise typer.BadParameter(f"{form!r}: no such format; want hf", param_hint="--format")
+    console = Console(stderr=True)
+    loaded = load_run(run)
+    with _bar(console) as bar:
+        task = bar.add_task("export", total=None)
+        exported = export_run(
+            loaded,
+            out,
+            architecture=architecture,
+            dtype=dtype,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    typer.echo(
+        f"{out}: {exported.architecture.name}, {exported.nbytes / 1e6:,.1f} MB in "
+        f"{len(exported.files)} file{'s' if len(exported.files) > 1 else ''}"
+    )

@@ -1,0 +1,183 @@
+"""Writes the small random checkpoints of `fixtures/` with transformers, and what it computes.
+
+    pip install genlab[peers]
+    PYTHONSAFEPATH=1 python tests/interop/make_fixtures.py [NAME ...]
+
+Run it outside of the checkout's root: transformers probes for a package called `kernels`. Each
+folder gets the checkpoint as `save_pretrained` writes it and `expected.npz`:
+
+    tokens, logits            (B T), (B T V): whole rows
+    padded, valid, padded_logits   the same rows cut to different lengths, padded on the left
+    greedy                    (B N): what `generate` adds to the rows without sampling
+"""
+
+import copy
+import inspect
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+FIXTURES = Path(__file__).parent / "fixtures"
+ROWS, LENGTH, NEW, VOCAB = 2, 13, 8, 97
+LENGTHS = (5, 11)  # of the left-padded rows
+
+SMALL = {
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+
+
+def rope(kind: str, **settings: object) -> dict:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **settings}}
+
+
+# name -> (class in transformers without its ending, config, how it is saved)
+CASES: dict[str, tuple[str, dict, dict]] = {
+    "llama_linear": (
+        "Llama",
+        SMALL | {"num_attention_heads": 3, "num_key_value_heads": 3} | rope("linear", factor=3.0),
+        {"max_shard_size": "40KB"},
+    ),
+    "llama3": (
+        "Llama",
+        SMALL
+        | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}
+        | rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+        {},
+    ),
+    "llama_biases": (
+        "Llama",
+        SMALL
+        | {"attention_bias": True, "mlp_bias": True, "head_dim": 10, "hidden_act": "gelu"}
+        | {"max_position_embeddings": 9}
+        | rope("dynamic", factor=2.0),
+        # transformers takes the base of the longest row for all; ours goes by each row's length.
+        {"lengths": (11, 11)},
+    ),
+    "llama_bfloat16": ("Llama", SMALL | {"num_key_value_heads": 3}, {"dtype": "bfloat16"}),
+    "mistral": ("Mistral", SMALL | {"sliding_window": 5, "head_dim": 8} | rope("default"), {}),
+    "qwen2": (
+        "Qwen2",
+        SMALL
+        | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+        | rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        {},
+    ),
+    "qwen3": (
+        "Qwen3",
+        SMALL
+        | {"head_dim": 14, "tie_word_embeddings": True}
+        | rope(
+            "yarn",
+            factor=2.0,
+            original_max_position_embeddings=32,
+            attention_factor=1.2,
+            beta_fast=16.0,
+            beta_slow=2.0,
+        ),
+        {},
+    ),
+}
+
+
+def randomise(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Gives every parameter a size at which its role shows in the logits."""
+    for name, parameter in model.named_parameters():
+        draw = torch.randn(parameter.shape, generator=generator)
+        if name.endswith(("A_log", "dt_bias", "dt_proj.bias")):
+            parameter.data += 0.3 * draw
+        elif ("norm" in name and name.endswith("weight")) or name.endswith(".D"):
+            parameter.data = 1 + 0.3 * draw
+        elif parameter.ndim < 2:
+            parameter.data = 0.5 * draw
+        elif "embed" in name or "wte" in name:
+            parameter.data = draw
+        else:
+            parameter.data = 1.5 * draw / np.sqrt(parameter[0].numel())
+
+
+def causal_rows(
+    model: torch.nn.Module, tokens: np.ndarray, lengths: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """What a causal model makes of the rows.
+
+    Each call has a copy of the model: dynamic rotary phases remember the longest call.
+    """
+    valid = np.zeros(tokens.shape, bool)
+    padded = np.zeros_like(tokens)
+    for row, length in enumerate(lengths):
+        padded[row, -length:] = tokens[row, :length]
+        valid[row, -length:] = True
+    mask = torch.tensor(valid)
+    positions = torch.clamp(torch.cumsum(mask.long(), 1) - 1, min=0)
+    given = {"attention_mask": mask.long()}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        given["position_ids"] = positions
+    with torch.no_grad():
+        logits = copy.deepcopy(model)(torch.tensor(tokens)).logits
+        padded_logits = copy.deepcopy(model)(torch.tensor(padded), **given).logits
+        grown = copy.deepcopy(model).generate(
+            torch.tensor(tokens),
+            attention_mask=torch.ones_like(torch.tensor(tokens)),
+            do_sample=False,
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return {
+        "tokens": tokens.astype(np.int32),
+        "logits": logits.numpy(),
+        "padded": padded.astype(np.int32),
+        "valid": valid,
+        "padded_logits": padded_logits.numpy(),
+        "greedy": grown[:, tokens.shape[1] :].numpy().astype(np.int32),
+    }
+
+
+def make(name: str) -> None:
+    """Writes one fixture."""
+    kind, settings, how = CASES[name]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    model_class = getattr(transformers, f"{kind}ForCausalLM")
+    model = model_class(config)
+    model.generation_config.eos_token_id = settings.get("eos_token_id")
+    randomise(model, torch.Generator().manual_seed(1))
+    model.eval()
+    how = dict(how)
+    lengths = how.pop("lengths", LENGTHS)
+    model = model.to(getattr(torch, how.pop("dtype", "float32")))
+    folder = FIXTURES / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    model.save_pretrained(folder, **how)
+    # Read again: `to` would have rounded tables of phases that are computed in float32 otherwise.
+    model = model_class.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH))
+    np.savez_compressed(folder / "expected.npz", **causal_rows(model, tokens, lengths))
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{name}: {size / 1000:.0f} kB, {sorted(file.name for file in folder.iterdir())}")
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or CASES:
+        make(chosen)

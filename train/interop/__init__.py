@@ -1,0 +1,1 @@
+"""Checkpoints of other projects, in and out."""

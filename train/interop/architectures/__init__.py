@@ -1,0 +1,1 @@
+"""One file for each architecture: its config keys and its tensors, both ways."""

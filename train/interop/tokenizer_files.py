@@ -1,0 +1,161 @@
+"""The tokenizer of a published checkpoint, with the ids and habits that its files spread out.
+
+`tokenizer.json` holds the vocabulary; which ids begin, end and fill texts stands in
+`tokenizer_config.json`, `generation_config.json` and `config.json`, in that order of trust for
+begin and padding, and with generation first for what ends an answer, as transformers has it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from ...errors import CheckpointError, DataError
+from ..data.json_tokenizer import OWN, JsonTokenizer
+from ..data.symbols_tokenizer import SymbolsTokenizer
+from ..data.tokenizer import SpecialIds, Tokenizer
+from .hf_config import HFConfig, read_json
+
+VOCABULARY, SETTINGS, GENERATION = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+)  # fmt: skip
+# Files that travel with the run, so that an export gives them back.
+KEPT = (
+    "config.json", VOCABULARY, SETTINGS, GENERATION, "special_tokens_map.json", "vocab.json",
+    "merges.txt", "added_tokens.json", "tokenizer.model", "chat_template.jinja",
+)  # fmt: skip
+
+
+class Imported(NamedTuple):
+    """A tokenizer, and what the user should know about it.
+
+    Attributes:
+        tokenizer: with as many ids as the model has rows.
+        note: one line, or None.
+    """
+
+    tokenizer: Tokenizer
+    note: str | None
+
+
+def import_tokenizer(folder: Path, config: HFConfig, vocab_size: int) -> Imported:
+    """Reads a checkpoint's tokenizer.
+
+    Args:
+        folder: of the checkpoint.
+        config: its `config.json`.
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        DataError: a file is damaged, names tokens that do not exist, or has more ids than the
+            model has rows.
+        CheckpointError: a settings file is unreadable.
+    """
+    settings, generation = (
+        read_json(folder / name) if (folder / name).exists() else {}
+        for name in (SETTINGS, GENERATION)
+    )
+    data = _vocabulary(folder)
+    if data is None:
+        ids = _special_ids(config.raw, settings, generation, None, folder, vocab_size)
+        symbols = [str(index) for index in range(vocab_size)]
+        note = f"{folder} has no {VOCABULARY}: texts are written as ids, such as '5 17 3'"
+        return Imported(SymbolsTokenizer(symbols, specials=ids.specials), note)
+    try:
+        library = tokenizers.Tokenizer.from_str(json.dumps(data))
+    except Exception as error:  # the library raises bare Exception for a bad file
+        reason = " ".join(str(error).split())
+        raise DataError(f"{folder / VOCABULARY}: not a valid tokenizer.json: {reason}") from None
+    ids = _special_ids(config.raw, settings, generation, library, folder, vocab_size)
+    adds_bos = settings.get("add_bos_token")
+    if not isinstance(adds_bos, bool):
+        adds_bos = library.encode("a").ids[:1] == [ids.specials.bos]
+    data[OWN] = {
+        "specials": list(ids.specials),
+        "stop_ids": ids.stop_ids,
+        "vocab_size": vocab_size,
+        "adds_bos": adds_bos,
+    }
+    tokenizer = JsonTokenizer(json.dumps(data), kind="file", origin=str(folder / VOCABULARY))
+    return Imported(tokenizer, tokenizer.lossy_reason)
+
+
+class _Ids(NamedTuple):
+    specials: SpecialIds
+    stop_ids: list[int]
+
+
+def _special_ids(
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    generation: dict[str, Any],
+    library: tokenizers.Tokenizer | None,
+    folder: Path,
+    vocab_size: int,
+) -> _Ids:
+    def from_settings(role: str) -> int | None:
+        token = settings.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is None or library is None:
+            return None
+        index = library.token_to_id(token)
+        if index is None:
+            raise DataError(f"{folder / SETTINGS}: {role}_token {token!r} is not in {VOCABULARY}")
+        return index
+
+    def listed(values: dict[str, Any], role: str) -> list[int]:
+        value = values.get(f"{role}_token_id")
+        found = value if isinstance(value, list) else [] if value is None else [value]
+        for index in found:
+            if isinstance(index, bool) or not isinstance(index, int):
+                raise DataError(f"{folder}: {role}_token_id is {index!r}, want an id")
+        # -1 and ids beyond the rows stand for "none" in some published configs.
+        return [index for index in found if 0 <= index < vocab_size]
+
+    def one(role: str) -> int | None:
+        named = from_settings(role)
+        if named is not None:
+            return named
+        return next(iter(listed(config, role) + listed(generation, role)), None)
+
+    stops = listed(generation, "eos") or listed(config, "eos")
+    named = from_settings("eos")
+    if not stops and named is not None:
+        stops = [named]
+    bos, pad, mask = one("bos"), one("pad"), one("mask")
+    eos = stops[0] if stops else bos if bos is not None else 0
+    # A model without such an id never meets it; EOS is one that is no text.
+    first = eos if bos is None else bos
+    specials = SpecialIds(first, eos, eos if pad is None else pad, eos if mask is None else mask)
+    return _Ids(specials, stops or [eos])
+
+
+def _vocabulary(folder: Path) -> dict[str, Any] | None:
+    """The parsed `tokenizer.json`, made from GPT-2's two files where there is none."""
+    path = folder / VOCABULARY
+    if path.exists():
+        try:
+            return read_json(path)
+        except CheckpointError as error:
+            raise DataError(str(error)) from None
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    if vocab.exists() and merges.exists():
+        try:
+            model = tokenizers.models.BPE.from_file(str(vocab), str(merges))
+        except Exception as error:  # the library raises bare Exception for a bad file
+            reason = " ".join(str(error).split())
+            raise DataError(f"{folder}: vocab.json and merges.txt do not fit: {reason}") from None
+        library = tokenizers.Tokenizer(model)
+        library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        library.decoder = tokenizers.decoders.ByteLevel()
+        end = "<|endoftext|>"
+        if library.token_to_id(end) is not None:
+            library.add_special_tokens([tokenizers.AddedToken(end, special=True)])
+        return dict(json.loads(library.to_str()))
+    if (folder / "tokenizer.model").exists():
+        raise DataError(
+            f"{folder / 'tokenizer.model'}: SentencePiece models are not read; save the tokenizer "
+            f"once with transformers' AutoTokenizer, which writes {VOCABULARY}"
+        )
+    return None
