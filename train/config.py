@@ -12,6 +12,7 @@ from ..paradigms.paradigm_registry import ParadigmConfig
 from .data.pipeline import DataConfig
 from .optimizer import OptimizerConfig
 from .schedule import CosineConfig, ScheduleConfig
+from .sinks import WandbConfig
 
 
 class ProfileConfig(Config):
@@ -50,6 +51,7 @@ class TrainingConfig(Config):
         keep: newest checkpoints that are kept; the best one is kept beside them.
         log_every: updates per line of metrics.jsonl, which holds means over them.
         tensorboard: write metrics for TensorBoard as well.
+        wandb: write them for Weights & Biases as well; null for not.
         profile: null for no trace.
     """
 
@@ -68,6 +70,7 @@ class TrainingConfig(Config):
     keep: int = Field(default=2, ge=1)
     log_every: int = Field(default=10, ge=1)
     tensorboard: bool = True
+    wandb: WandbConfig | None = None
     profile: ProfileConfig | None = None
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from ..errors import ConfigError, GenlabError
 from ..paradigms.interface import Batch, SpecialIds
 from ..paradigms.model import Model
 from .checkpoint import Best, Identity, Writer, flatten, read_newest, unflatten
-from .config import RunConfig
+from .config import RunConfig, plain
 from .data.pipeline import Data, build_data
 from .evaluate import validation_bits_per_byte, validation_windows
 from .files import write_text
@@ -31,12 +31,12 @@ from .run_folder import (
     PROFILE,
     RESULT,
     SAMPLES,
-    TENSORBOARD,
     identity_of,
     open_run,
 )
 from .samples import write_samples
 from .signals import Interrupted, Signals
+from .sinks import Sink, TensorBoardSink, WandbSink, wandb_module
 from .step import (
     BACKWARD,
     StepMetrics,
@@ -113,6 +113,8 @@ def check(config: RunConfig, data: Data) -> None:
         raise ConfigError(
             f"training.profile.start={profile.start} is after the last update, {config.updates}"
         )
+    if config.training.wandb is not None:
+        wandb_module()
 
 
 class _Trainer:
@@ -149,21 +151,32 @@ class _Trainer:
     def run(self) -> TrainResult:
         """Goes on where the folder's newest checkpoint is."""
         state = self._restore_or_init()
+        sinks = self._sinks()
         self.writer = Writer(
             self.folder / CHECKPOINTS, keep=self.training.keep, identity=self.identity
         )
-        board = self.folder / TENSORBOARD if self.training.tensorboard else None
-        self.log = MetricsLog(self.folder / METRICS, board, step=self.start)
+        self.log = MetricsLog(self.folder / METRICS, sinks, step=self.start)
+        complete = False
         try:
             if self.start < self.config.updates:
                 state = self._train(state)
             self.writer.wait()
+            complete = True
         finally:
             if self.tracing:
                 jax.profiler.stop_trace()
-            self.log.close()
+            self.log.close(complete=complete)
             self.writer.close()
         return self._finish()
+
+    def _sinks(self) -> list[Sink]:
+        """What takes the metrics beside metrics.jsonl."""
+        sinks: list[Sink] = []
+        if self.training.wandb is not None:  # first: it may refuse
+            sinks.append(WandbSink(self.training.wandb, self.folder, plain(self.config)))
+        if self.training.tensorboard:
+            sinks.append(TensorBoardSink(self.folder, step=self.start))
+        return sinks
 
     def _restore_or_init(self) -> TrainState:
         found = read_newest(

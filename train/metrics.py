@@ -1,14 +1,16 @@
-"""What a run reports: means over a few updates, as JSON lines and for TensorBoard."""
+"""What a run reports: means over a few updates, as JSON lines and for whatever shows them."""
 
 import json
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
 from .files import write_text
+from .sinks import Sink
 from .step import StepMetrics
 
 SETTLING_UPDATES = 3  # after a start or a pause: not representative of speed
@@ -130,14 +132,14 @@ class Clock:
 
 
 class MetricsLog:
-    """Appends to metrics.jsonl, line by line, and to TensorBoard's event file."""
+    """Appends to metrics.jsonl, line by line, and hands each line on."""
 
-    def __init__(self, path: Path, tensorboard: Path | None, *, step: int):
+    def __init__(self, path: Path, sinks: Sequence[Sink], *, step: int):
         """Opens the log of a run that goes on after update `step`; later lines are dropped.
 
         Args:
             path: of metrics.jsonl.
-            tensorboard: folder of event files; None for none.
+            sinks: what else takes the figures.
             step: updates done.
 
         Raises:
@@ -152,11 +154,7 @@ class MetricsLog:
             self._file = path.open("a", buffering=1)
         except OSError as error:
             raise CheckpointError(f"{self._failed}: {error.strerror}") from None
-        self._board = None
-        if tensorboard is not None:
-            from tensorboardX import SummaryWriter
-
-            self._board = SummaryWriter(logdir=str(tensorboard), purge_step=step + 1)
+        self._sinks = list(sinks)
 
     def write(self, record: Record) -> None:
         """Adds a line.
@@ -170,17 +168,20 @@ class MetricsLog:
             self._file.write(json.dumps(plain) + "\n")
         except OSError as error:
             raise CheckpointError(f"{self._failed}: {error.strerror}") from None
-        if self._board is not None:
-            scalars = {name: value for name, value in plain.items() if name != "stats"}
-            for name, value in (scalars | record.stats).items():
-                if name not in ("step", "wall_s") and value is not None:
-                    self._board.add_scalar(name, value, record.step)
+        figures = {name: value for name, value in plain.items() if name != "stats"} | record.stats
+        scalars = {name: value for name, value in figures.items() if value is not None}
+        for sink in self._sinks:
+            sink.write(record.step, scalars)
 
-    def close(self) -> None:
-        """Flushes and closes both."""
+    def close(self, *, complete: bool) -> None:
+        """Flushes and closes everything.
+
+        Args:
+            complete: the run came to its end.
+        """
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for sink in self._sinks:
+            sink.close(complete=complete)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from genlab.train.evaluate import validation_windows
 from genlab.train.loop import train
 from genlab.train.optimizer import AdamWConfig
 from genlab.train.schedule import ConstantConfig, CosineConfig, WSDConfig
+from genlab.train.sinks import WandbConfig
 from genlab.train.step import abstract_state, make_optimizer, make_train_step, micro_batches
 from genlab.train.yaml_loader import apply_overrides, validate
 
@@ -75,6 +76,9 @@ ELSEWHERE = {
     "training.keep": "test_keep_and_checkpoint_every",
     "training.log_every": "test_loop.test_everything_that_can_be_written_is_written",
     "training.tensorboard": "test_loop.test_everything_that_can_be_written_is_written",
+    "training.wandb.project": "test_sinks.test_the_same_run_goes_on_after_an_interruption",
+    "training.wandb.name": "test_sinks.test_the_run_is_called_as_asked",
+    "training.wandb.mode": "test_sinks.test_the_same_run_goes_on_after_an_interruption",
     "training.profile.start": "test_profile",
     "training.profile.updates": "test_profile",
     "data.source": "tests/data/test_sources.py",
@@ -94,12 +98,14 @@ def test_the_list_is_complete():
     )
     keys = keys_of(TrainingConfig, "training.") | keys_of(RunConfig, "")
     keys |= keys_of(AdamWConfig, "training.optimizer.") | schedules
-    keys |= keys_of(ProfileConfig, "training.profile.")
+    keys |= keys_of(ProfileConfig, "training.profile.") | keys_of(WandbConfig, "training.wandb.")
     keys |= keys_of(RunConfig.model_fields["model"].annotation, "model.")
     keys |= keys_of(RunConfig.model_fields["data"].annotation, "data.")
     sections = {"training", "model", "data", "training.optimizer", "training.schedule"}
-    keys -= sections | {"training.profile"}
-    assert keys == (PROGRAM.keys() | ELSEWHERE.keys()) - {"training.schedule.name"}
+    keys -= sections | {"training.profile", "training.wandb"}
+    assert keys == (PROGRAM.keys() | ELSEWHERE.keys()) - {
+        "training.schedule.name", "training.wandb.name",
+    }  # fmt: skip
 
 
 def program(config: RunConfig) -> str:
