@@ -14,6 +14,7 @@ from ..paradigms.paradigm_registry import PARADIGMS
 from ..paradigms.registry import BLOCKS, MIXERS, MLPS
 from ..train.config import TrainingConfig
 from ..train.data.pipeline import DataConfig
+from ..train.data.sources import SOURCES
 from ..train.data.synthetic.registry import TASKS
 from ..train.yaml_loader import families
 
@@ -35,7 +36,6 @@ class Offer(NamedTuple):
 
 def kinds() -> dict[str, Callable[[], list[Offer]]]:
     """What can be listed: kind -> function that reads it."""
-    sources = {name: c for name, c in _choices(DataConfig, "source").items() if name not in TASKS}
     return {
         "families": lambda: [Offer(name, _about_file(path)) for name, path in families().items()],
         "mixers": lambda: _registered(MIXERS),
@@ -44,7 +44,7 @@ def kinds() -> dict[str, Callable[[], list[Offer]]]:
         "paradigms": lambda: _registered(PARADIGMS),
         "decodings": lambda: _registered(DECODINGS),
         "tokenizers": lambda: _registered(_choices(DataConfig, "tokenizer")),
-        "sources": lambda: _registered(sources),
+        "sources": lambda: _registered(SOURCES),
         "tasks": lambda: _registered(TASKS),
         "optimizers": lambda: _registered(_choices(TrainingConfig, "optimizer")),
         "schedules": lambda: _registered(_choices(TrainingConfig, "schedule")),

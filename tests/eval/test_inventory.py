@@ -6,6 +6,7 @@ from genlab.eval.inventory import configs_folder, header_of, inventory, kinds
 from genlab.paradigms.decoding.registry import DECODINGS
 from genlab.paradigms.paradigm_registry import PARADIGMS
 from genlab.paradigms.registry import BLOCKS, MIXERS, MLPS
+from genlab.train.data.sources import SOURCES
 from genlab.train.data.synthetic.registry import TASKS
 from genlab.train.yaml_loader import families
 
@@ -19,6 +20,7 @@ def names(kind):
     [
         ("families", families()), ("mixers", MIXERS), ("blocks", BLOCKS), ("mlps", MLPS),
         ("paradigms", PARADIGMS), ("decodings", DECODINGS), ("tasks", TASKS),
+        ("sources", SOURCES),
     ],
 )  # fmt: skip
 def test_every_registered_name_is_listed(kind, registry):
@@ -27,8 +29,6 @@ def test_every_registered_name_is_listed(kind, registry):
 
 def test_choices_without_a_table_are_read_from_the_configuration():
     assert {"bytes", "bpe", "file"} <= set(names("tokenizers"))
-    sources = names("sources")
-    assert {"corpus", "files"} <= set(sources) and not set(sources) & TASKS.keys()
     assert {"cosine", "constant"} <= set(names("schedules")) and "adamw" in names("optimizers")
 
 

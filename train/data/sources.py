@@ -1,4 +1,4 @@
-"""Where rows come from: texts that ship with the package, local files, or a synthetic task."""
+"""Where rows come from: texts that ship with the package, files, the Hub, or a synthetic task."""
 
 import functools
 import glob
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from ...errors import DataError
 from ...paradigms.config import choice_of
+from .hub import HubConfig
 from .readers import CHUNK_BYTES, decode_utf8, file_format, read_texts
 from .splits import Document, SplitConfig
 from .synthetic.registry import TASKS
@@ -203,4 +204,6 @@ class FilesSource:
             raise DataError(f"source.paths: no text in {', '.join(self.config.paths)}")
 
 
-SourceConfig = choice_of({"corpus": CorpusConfig, "files": FilesConfig, **TASKS})
+SOURCES = {"corpus": CorpusConfig, "files": FilesConfig, "hub": HubConfig}
+
+SourceConfig = choice_of({**SOURCES, **TASKS})
