@@ -23,6 +23,8 @@ SMALLEST_BUCKET = 16  # tokens
 STEPS_BETWEEN_STOP_CHECKS = 8
 UNKNOWN = "·"  # stands for an unknown token of a canvas
 
+Prompt = str | Sequence[int]
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -63,7 +65,7 @@ class Generation(NamedTuple):
         text: the answer, without prompt, stop string and special tokens.
         ids: the answer's ids, up to and with the one that ended it (EOS, or the one that completed
             a stop string or all that a constraint allows). Token counts come from here.
-        prompt_ids: what the model was given, BOS first.
+        prompt_ids: what the model was given, BOS first where texts of its tokenizer begin so.
         finish_reason: "stop" for EOS, a stop string or a constraint's end, "length" for `max_new`.
         nfe: model calls made for the row, with those between a stop string and its discovery.
         token_evals: tokens pushed through the model for the row, likewise.
@@ -104,8 +106,9 @@ class Snapshot(NamedTuple):
 class Generator:
     """Generates text. Prompts of similar length share compiled programs.
 
-    BOS begins every prompt, so an empty prompt is BOS alone. Prompts are padded up to a power of
-    two; each such width and batch size compiles once, whatever the options.
+    BOS begins every text (of imported models, those that were trained so), so an empty prompt is
+    BOS alone. A prompt may also be ids, at least one, which are taken as they are. Prompts are
+    padded up to a power of two; each such width and batch size compiles once, whatever the options.
     """
 
     def __init__(self, model: Model, decoding: Decoding, tokenizer: Tokenizer) -> None:
@@ -122,7 +125,7 @@ class Generator:
         self.model, self.decoding, self.tokenizer = model, decoding, tokenizer
         specials = tokenizer.specials
         self._forbidden = sorted(
-            {specials.bos, specials.pad, specials.mask} - {specials.eos}
+            {specials.bos, specials.pad, specials.mask} - set(tokenizer.stop_ids)
             | set(tokenizer.unused_ids().tolist())
         )
         self._grammar: Grammar | None = None
@@ -145,7 +148,7 @@ class Generator:
         return self._grammar
 
     def generate(
-        self, prompts: Sequence[str], options: Options = Options()
+        self, prompts: Sequence[Prompt], options: Options = Options()
     ) -> list[Generation]:
         """Answers all prompts in one batch.
 
@@ -164,7 +167,7 @@ class Generator:
         return job.results()
 
     def stream(
-        self, prompt: str, options: Options = Options()
+        self, prompt: Prompt, options: Options = Options()
     ) -> PythonGenerator[str, None, Generation]:
         """Answers one prompt, giving text as soon as it can no longer change.
 
@@ -182,7 +185,7 @@ class Generator:
         return job.results()[0]
 
     def canvas(
-        self, prompt: str, options: Options = Options()
+        self, prompt: Prompt, options: Options = Options()
     ) -> PythonGenerator[str, None, Generation]:
         """Answers one prompt, showing the whole answer after every step.
 
@@ -201,7 +204,7 @@ class Generator:
             yield snapshot.text
 
     def snapshots(
-        self, prompt: str, options: Options = Options()
+        self, prompt: Prompt, options: Options = Options()
     ) -> PythonGenerator[Snapshot, None, Generation]:
         """Answers one prompt, giving its `Snapshot` after every step; else like `canvas`.
 
@@ -217,7 +220,7 @@ class Generator:
 class _Job:
     """One batch on its way."""
 
-    def __init__(self, generator: Generator, prompts: Sequence[str], options: Options) -> None:
+    def __init__(self, generator: Generator, prompts: Sequence[Prompt], options: Options) -> None:
         self.generator, self.options = generator, options
         if isinstance(prompts, str) or not prompts:
             raise ConfigError(f"prompts: got {prompts!r}, want a list of at least one string")
@@ -227,15 +230,15 @@ class _Job:
                 raise ConfigError(f"{name}: got {value!r}, want a whole number, at least 0")
         tokenizer = generator.tokenizer
         stops = check_stops(options.stop)
-        encoded = [self._prompt_ids(ids) for ids in tokenizer.encode_batch(list(prompts))]
+        encoded = [self._prompt_ids(prompt) for prompt in prompts]
         self.prompts = [ids for ids, _ in encoded]
         self.dropped = [dropped for _, dropped in encoded]
         self.streams = [
             TextStream(
                 tokenizer,
                 stops=stops,
-                stop_ids=(tokenizer.specials.eos,),
-                continuing=bool(prompt),
+                stop_ids=tokenizer.stop_ids,
+                continuing=len(prompt) > 0,
             )
             for prompt in prompts
         ]
@@ -254,11 +257,11 @@ class _Job:
             min_p=options.min_p,
             steps=steps,
             forbidden_ids=[*generator._forbidden, *beyond],
-            stop_ids=[tokenizer.specials.eos],
+            stop_ids=list(tokenizer.stop_ids),
         )
         self.masks: RowMasks | None = None
         if options.constraint is not None:
-            if tokenizer.drops_first_space and not all(prompts):
+            if tokenizer.drops_first_space and not all(len(prompt) for prompt in prompts):
                 raise ConfigError(
                     "constraint: this tokenizer drops a space at the beginning of a text, so an "
                     "answer to an empty prompt cannot be constrained; give a prompt"
@@ -368,21 +371,36 @@ class _Job:
             self.read[row] = end
         return pieces
 
-    def _prompt_ids(self, ids: np.ndarray) -> tuple[list[int], int]:
-        max_new, max_len = self.options.max_new, self.generator.model.config.max_len
-        room = max_len - max_new - 1
-        if room < 0:
+    def _prompt_ids(self, prompt: Prompt) -> tuple[list[int], int]:
+        """The ids of a prompt, and how many were cut off its beginning."""
+        tokenizer, config = self.generator.tokenizer, self.generator.model.config
+        begin: list[int] = []
+        if isinstance(prompt, str):
+            ids = tokenizer.encode(prompt)
+            begin = [tokenizer.specials.bos] if tokenizer.adds_bos or not len(ids) else []
+        else:
+            ids = np.asarray(prompt)
+            if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+                raise ConfigError(f"prompt: got {prompt!r}, want text or at least one id")
+            if ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
+                raise ConfigError(
+                    f"prompt: ids from {ids.min()} to {ids.max()}, want 0 to "
+                    f"{tokenizer.vocab_size - 1}"
+                )
+        max_new, max_len = self.options.max_new, config.max_len
+        room, added = max_len - max_new - len(begin), len(begin)
+        if room + added < 1:
             raise CapacityError(
                 f"max_new={max_new} leaves no room for BOS: the model holds {max_len} tokens"
             )
         dropped = max(0, len(ids) - room)
         if dropped and not self.options.truncate_prompt:
             raise CapacityError(
-                f"a prompt of {len(ids) + 1} tokens (BOS included) and max_new={max_new} need "
-                f"{len(ids) + 1 + max_new} places, but the model holds {max_len} tokens; shorten "
-                "one of them, or truncate the prompt"
+                f"a prompt of {len(ids) + added} tokens{' (BOS included)' if added else ''} and "
+                f"max_new={max_new} need {len(ids) + added + max_new} places, but the model holds "
+                f"{max_len} tokens; shorten one of them, or truncate the prompt"
             )
-        return [self.generator.tokenizer.specials.bos, *ids[dropped:].tolist()], dropped
+        return [*begin, *ids[dropped:].tolist()], dropped
 
 
 def _known(place: tuple[bool, int]) -> bool:
