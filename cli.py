@@ -18,6 +18,7 @@ def build_app():
 
     from . import __version__
     from .eval.cli_compare import compare_command, evaluate_command, tune_command
+    from .eval.cli_cost import cost_command
     from .eval.cli_generate import generate_command
     from .eval.cli_info import doctor_command, list_command
     from .eval.cli_interop import export_command, import_command
@@ -34,6 +35,7 @@ def build_app():
     app.command("generate")(generate_command)
     app.command("eval")(evaluate_command)
     app.command("compare")(compare_command)
+    app.command("cost")(cost_command)
     app.command("tune")(tune_command)
     app.command("schema")(schema_command)
     app.command("import")(import_command)

@@ -13,7 +13,8 @@ from ..paradigms.model import abstract_model
 from ..train.data.pipeline import Data, build_data
 from .compare_config import CompareConfig, Comparison
 from .compare_replay import REPLAY_FILE, comparison_replay
-from .entry import View, cached_row, entry_hashes, run_entry
+from .cost.config import Machines
+from .entry import Shared, View, cached_row, entry_hashes, run_entry
 from .floors import all_floors
 from .measure import Judge
 from .ngram import NgramModel
@@ -70,6 +71,8 @@ def compare(
     floors = _cached_floors(config, data, judge, out, shared)
     phases["floors"] = time.perf_counter() - begin
 
+    machines = Machines(out, shared.phase)
+    common = Shared(config, data, judge, floors, machines.get)
     rows = []
     for number, (name, entry) in enumerate(comparison.entries.items(), start=1):
         folder = out / "entries" / name
@@ -79,7 +82,7 @@ def compare(
             if row is not None:
                 rows.append(row)
             continue
-        row = run_entry(name, entry, config, data, judge, floors, folder, view)
+        row = run_entry(name, entry, common, folder, view)
         rows.append(row)
         for phase, seconds in row.phases_s.items():
             phases[phase] = phases.get(phase, 0.0) + seconds
@@ -90,6 +93,9 @@ def compare(
 
     begin = time.perf_counter()
     results = _results(comparison, data, judge, floors, rows, phases)
+    if config.cost is not None:
+        known = {row.dtype: machines.get(row.dtype) for row in rows if row.cost is not None}
+        results = results.model_copy(update={"machines": known})
     if replay is not None:
         results = results.model_copy(update={"replay": REPLAY_FILE})
     out.mkdir(parents=True, exist_ok=True)

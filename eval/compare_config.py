@@ -10,6 +10,8 @@ from ..paradigms.config import Config
 from ..paradigms.decoding.registry import DecodingConfig
 from ..train.config import RunConfig
 from ..train.yaml_loader import apply_overrides, load_yaml, merge, resolve, validate
+from .cost.config import CostConfig
+from .cost.devices import load_devices
 from .profile.config import ProfileConfig, entry_task
 
 
@@ -120,6 +122,7 @@ class CompareConfig(Config):
         defaults: keys of a run that all entries share; an entry's own keys win.
         entries: name -> entry.
         likelihood, samples, latency: what is measured.
+        cost: the request that the cost model predicts and measures; null for none.
         profile: what is measured for the table of paradigms; null for nothing.
         document: Markdown page with that table to write, relative to the current folder; null for
             none.
@@ -134,6 +137,7 @@ class CompareConfig(Config):
     likelihood: LikelihoodConfig = LikelihoodConfig()
     samples: SamplesConfig = SamplesConfig()
     latency: LatencyConfig = LatencyConfig()
+    cost: CostConfig | None = None
     profile: ProfileConfig | None = None
     document: str | None = None
 
@@ -192,6 +196,8 @@ def load_comparison(
     if len(budgets) > 1:
         raise ConfigError(f"{path}: entries have token budgets {sorted(budgets)}, want one")
     _check_lengths(config, entries, path)
+    if config.cost is not None and config.cost.devices is not None:
+        load_devices(Path(config.cost.devices))  # a faulty table is found before any training
     _check_tasks(config, entries, path)
     return Comparison(config, entries, path, grid)
 
@@ -231,6 +237,8 @@ def _check_lengths(config: CompareConfig, entries: dict[str, EntryConfig], path:
         "samples": config.samples.prompt_length + config.samples.new_tokens,
         "latency": max(config.latency.prompt_lengths) + config.latency.new_tokens,
     }
+    if config.cost is not None:
+        longest["cost"] = config.cost.prompt_length + config.cost.new_tokens
     for name, entry in entries.items():
         for key, length in longest.items():
             if length > entry.run.model.max_len:

@@ -13,15 +13,24 @@ from ..train.data.pipeline import Data
 from ..train.likelihood import score_windows
 from ..train.loop import TrainResult, train
 from .compare_config import CompareConfig, EntryConfig
+from .cost.config import cost_from_config
+from .cost.records import Machine
 from .latency import state_bytes
-from .measure import Judge, likelihood_record, measure_latencies, measure_samples
+from .measure import (
+    Judge,
+    forbidden_ids,
+    likelihood_record,
+    measure_latencies,
+    measure_samples,
+    sample_prompts,
+)
 from .profile.measure import measure_profile
 from .provenance import code_hash, stable_hash, training_hash
 from .results import Floor, Row, TrainingPoint
 from .results_io import atomic_write
 
 HASH_FILE, ROW_FILE = "training_hash", "row.json"
-MEASURED_KEYS = {"likelihood", "samples", "latency", "profile"}
+MEASURED_KEYS = {"likelihood", "samples", "latency", "cost", "profile"}
 TOKENS_PER_PARAMETER = 20  # compute-optimal training, Hoffmann et al. 2022 (arXiv 2203.15556)
 
 
@@ -37,6 +46,24 @@ class View(NamedTuple):
     phase: Callable[[str, int, int], None]
     training: Callable[[Any], None]
     note: Callable[[str], None]
+
+
+class Shared(NamedTuple):
+    """What all entries of a comparison share.
+
+    Attributes:
+        config: the comparison's settings.
+        data: text and tokenizer.
+        judge: scores samples.
+        floors: for the plain words on training.
+        machine: machine(dtype) gives this machine's microbenchmarks; asked only for the cost model.
+    """
+
+    config: CompareConfig
+    data: Data
+    judge: Judge
+    floors: list[Floor]
+    machine: Callable[[str], Machine]
 
 
 class EntryHashes(NamedTuple):
@@ -66,28 +93,17 @@ def cached_row(folder: Path, hashes: EntryHashes) -> Row | None:
     return row if row.config_hash == hashes.row else None
 
 
-def run_entry(
-    name: str,
-    entry: EntryConfig,
-    compare: CompareConfig,
-    data: Data,
-    judge: Judge,
-    floors: list[Floor],
-    folder: Path,
-    view: View,
-) -> Row:
+def run_entry(name: str, entry: EntryConfig, shared: Shared, folder: Path, view: View) -> Row:
     """Trains and measures one entry; whatever is finished already is reused.
 
     Args:
         name: of the entry.
         entry: its configuration.
-        compare: the comparison's settings.
-        data: what all entries share.
-        judge: scores samples.
-        floors: for the plain words on training.
+        shared: what all entries share.
         folder: of this entry; holds the training run and the row.
         view: progress.
     """
+    compare, data = shared.config, shared.data
     hashes = entry_hashes(entry, compare, data)
     row = cached_row(folder, hashes)
     if row is not None:
@@ -107,7 +123,7 @@ def run_entry(
     phases["compile"] = result.compile_s
     rest = time.perf_counter() - begin - result.train_s - result.compile_s
     phases["training_other"] = max(0.0, rest)
-    row = measure_entry(name, entry, compare, data, judge, floors, result, hashes, phases, view)
+    row = measure_entry(name, entry, shared, result, hashes, phases, view)
     if compare.profile is not None:
         begin = time.perf_counter()
         profile = measure_profile(
@@ -132,29 +148,24 @@ def _fresh_folder(name: str, folder: Path, hashes: EntryHashes, view: View) -> P
 def measure_entry(
     name: str,
     entry: EntryConfig,
-    compare: CompareConfig,
-    data: Data,
-    judge: Judge,
-    floors: list[Floor],
+    shared: Shared,
     result: TrainResult,
     hashes: EntryHashes,
     phases: dict[str, float],
     view: View,
 ) -> Row:
-    """Measures a trained entry: likelihood, samples, latency, state size.
+    """Measures a trained entry: likelihood, samples, latency, state size, cost.
 
     Args:
         name: of the entry.
         entry: its configuration.
-        compare: the comparison's settings.
-        data: what all entries share.
-        judge: scores samples.
-        floors: for the plain words on training.
+        shared: what all entries share.
         result: the trained run.
         hashes: the entry's identities.
         phases: seconds spent so far; what is spent here is added.
         view: progress.
     """
+    compare, data, judge, floors = shared.config, shared.data, shared.judge, shared.floors
     config = entry.run
     specials = data.tokenizer.specials
     paradigm = config.paradigm.build(specials)
@@ -183,7 +194,19 @@ def measure_entry(
     latency = measure_latencies(
         model, decoding, data, compare.latency, steps_per_token, view.phase
     )
-    phases["latency"] = time.perf_counter() - begin
+    phases["latency"], begin = time.perf_counter() - begin, time.perf_counter()
+    cost = None
+    if compare.cost is not None:
+        view.phase("cost", 0, 1)
+        cost = cost_from_config(
+            model,
+            decoding,
+            compare.cost,
+            shared.machine(dtype),
+            prompts=sample_prompts(data, compare.cost.batch, compare.cost.prompt_length),
+            forbidden_ids=forbidden_ids(specials),
+        )
+        phases["cost"] = time.perf_counter() - begin
     fixed, per_token = state_bytes(model) if decoding.keeps_state else (0, 0.0)
     headline = latency[0]
     reasons = {}
@@ -239,6 +262,7 @@ def measure_entry(
         sampler=samples.sampler,
         curve=samples.curve,
         training_curve=[TrainingPoint(**point) for point in result.curve()],
+        cost=cost,
         recipe=list(entry.recipe),
         undertrained=undertrained is not None,
         undertrained_reason=undertrained,

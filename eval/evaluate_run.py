@@ -8,7 +8,8 @@ from ..train.loop import load_result
 from ..train.run_folder import Run
 from .compare import make_floors, make_judge
 from .compare_config import CompareConfig, EntryConfig
-from .entry import View, entry_hashes, measure_entry
+from .cost.machine import measure_machine
+from .entry import Shared, View, entry_hashes, measure_entry
 from .results import Row
 
 
@@ -37,15 +38,6 @@ def evaluate_run(
     )
     judge = make_judge(settings.samples.judge_order, data)
     floors = make_floors(settings, data, judge)
-    return measure_entry(
-        run.path.name,
-        entry,
-        settings,
-        data,
-        judge,
-        floors,
-        load_result(run.path),
-        entry_hashes(entry, settings, data),
-        {},
-        view,
-    )
+    hashes = entry_hashes(entry, settings, data)
+    shared = Shared(settings, data, judge, floors, measure_machine)
+    return measure_entry(run.path.name, entry, shared, load_result(run.path), hashes, {}, view)

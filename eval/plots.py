@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.style import context as style_context
 
 from . import plot_figures as figures
+from .cost.figure import COST_PLOT, costed, predicted_measured
 from .plot_style import PNG_DPI, STYLE
 from .profile.figures import DRAW, PROFILE_PLOTS, profiled
 from .results import Results
@@ -103,10 +104,12 @@ PLOTS: dict[str, _Spec] = {
 
 
 def specs_of(results: Results) -> dict[str, _Spec]:
-    """The plots of these results: those of profiles only where there are any."""
-    if not profiled(results):
-        return PLOTS
-    extra = {n: _Spec(DRAW[n], title, text) for n, (title, text) in PROFILE_PLOTS.items()}
+    """The plots of these results: those of costs and profiles only where there are any."""
+    extra = {}
+    if costed(results):
+        extra["cost_predicted"] = _Spec(predicted_measured, *COST_PLOT)
+    if profiled(results):
+        extra |= {n: _Spec(DRAW[n], title, text) for n, (title, text) in PROFILE_PLOTS.items()}
     return PLOTS | extra
 
 

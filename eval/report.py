@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 from rich.box import SIMPLE_HEAD
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from . import formatting
 from .answers import answers
+from .cost.tables import parts_table, phase_table, price_table, remarks
 from .plot_style import looks
 from .plots import Plot
 from .replay import Replay, replay_parts
@@ -139,6 +140,7 @@ def render_report(
             lines=ranked(results),
             topics=topics,
             answers=answers(results),
+            costs=cost_sections(results),
             images=images,
             swatches={name: _swatch(look.colour, look.marker, look.is_bound)
                       for name, look in style.items()},
@@ -149,6 +151,20 @@ def render_report(
             **(replay_parts(replay) if replay else {"replay": None}),
         )
     )  # fmt: skip
+
+
+def cost_sections(results: Results) -> dict[str, Any] | None:
+    """Tables and sentences of the cost model; None where no entry has a cost."""
+    costs = {row.name: row.cost for row in results.rows if row.cost is not None}
+    if not costs:
+        return None
+    return {
+        "phases": phase_table(costs),
+        "parts": parts_table(costs),
+        "prices": price_table(costs),
+        "remarks": remarks(costs),
+        "machines": results.machines,
+    }
 
 
 def write_report(

@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, model_validator
 
+from .cost.records import CostRecord, Machine
 from .profile.records import Profile
 from .record import Interval, Record
 
@@ -133,6 +134,7 @@ class Row(Record):
         sampler: every knob of the sampler, noise dtype included. prompt: of `sample`.
         peak_memory_reason: when the figure is null, why; when given, how it was obtained.
         profile: growth with length, long context and tasks, where the comparison asks for them.
+        cost: bytes, FLOPs, predicted and measured times, prices, where the comparison asks for it.
         recipe: in plain words, what the entry was given beyond the family's published form.
         reasons: field name to the reason why it is null.
     """
@@ -185,6 +187,7 @@ class Row(Record):
     curve: list[CurvePoint] = []
     training_curve: list[TrainingPoint] = []
     profile: Profile | None = None
+    cost: CostRecord | None = None
     recipe: list[str]
     undertrained: bool
     undertrained_reason: str | None = None
@@ -272,6 +275,7 @@ class Results(Record):
     Attributes:
         replay: file beside `results.json` that holds the replay of the report; null where no entry
             could be replayed.
+        machines: this machine's microbenchmarks by dtype, where the cost model asked for them.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -285,6 +289,7 @@ class Results(Record):
     rows: list[Row]
     floors: list[Floor]
     replay: str | None = None
+    machines: dict[str, Machine] = {}
     notes: list[str] = []
 
     @model_validator(mode="after")
