@@ -17,10 +17,11 @@ from ..errors import ConfigError, DataError, suggest
 from ..paradigms.config import Config
 from ..paradigms.decoding.registry import default_decoding
 from ..train.device import prepare_device
-from ..train.run_folder import Run, load_run
+from ..train.interop.chat import chat_template_of
+from ..train.run_folder import SOURCE, Run, load_run
 from .constraints import one_constraint
 from .formatting import printable
-from .generate import Generation, Generator, Options
+from .generate import Generation, Generator, Options, Prompt
 from .text_stream import check_stops
 
 DEFAULT_MAX_NEW = 128
@@ -68,6 +69,12 @@ def generate_command(
     choice: Annotated[
         list[str] | None, typer.Option(help="The answer is one of these; give it repeatedly.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a message to a chat model.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="With --chat: the system message before each prompt.")
+    ] = None,
     truncate_prompt: Annotated[
         bool, typer.Option("--truncate-prompt", help="Keep the end of a prompt that is too long.")
     ] = False,
@@ -99,6 +106,11 @@ def generate_command(
     if watch and len(prompts) > 1:
         raise ConfigError(f"--watch: got {len(prompts)} prompts, want one for all runs")
     _check_replay(replay, watch)
+    if chat and (watch or truncate_prompt):
+        other = "--watch" if watch else "--truncate-prompt"
+        raise ConfigError(f"--chat: does not go with {other}; leave out one of them")
+    if system is not None and not chat:
+        raise ConfigError(f"--system {system!r}: is of --chat, which is not given")
     options = Options(
         max_new=DEFAULT_MAX_NEW if max_new is None else max_new,
         temperature=temperature,
@@ -113,6 +125,9 @@ def generate_command(
     )
     loaded = [load_run(run) for run in runs]
     decodings = _decodings(loaded, order)
+    given: list[Sequence[Prompt]] = [prompts for _ in loaded]
+    if chat:
+        given = [_chat_prompts(one, prompts, system) for one in loaded]
     prepare_device(Console(stderr=True))
     generators = [
         Generator(
@@ -123,7 +138,9 @@ def generate_command(
         for one, decoding in zip(loaded, decodings, strict=True)
     ]
     if max_new is None:
-        fits = min(_fits(one, prompts, truncate_prompt) for one in generators)
+        fits = min(
+            _fits(one, own, truncate_prompt) for one, own in zip(generators, given, strict=True)
+        )
         options = dataclasses.replace(options, max_new=fits)
     chosen = _chosen(runs, generators, options)
     # A terminal that cannot show a character shows a question mark instead of failing.
@@ -133,10 +150,10 @@ def generate_command(
         _watch(chosen, prompts[0], replay)
         return
     records = []
-    for one in chosen:
+    for one, own in zip(chosen, given, strict=True):
         if len(chosen) > 1 and not as_json:
             _say(f"=== {one.name}")
-        results = _answers(one, prompts, stream=stream, canvas=canvas, silent=as_json)
+        results = _answers(one, own, prompts, stream=stream, canvas=canvas, silent=as_json)
         about = {"run": one.name} if len(chosen) > 1 else {}
         records += [about | result._asdict() for result in results]
         _notes(results, options)
@@ -212,10 +229,23 @@ def _decodings(loaded: Sequence[Run], order: str | None) -> list[Config]:
     return [decoding_config(p, order if p in ordered or not ordered else None) for p in paradigms]
 
 
-def _fits(generator: Generator, prompts: list[str], truncate_prompt: bool) -> int:
+def _chat_prompts(run: Run, prompts: list[str], system: str | None) -> list[list[int]]:
+    """Each prompt as a chat of its own, in the ids of the run's template.
+
+    Raises:
+        ConfigError: the run has no template, or it refuses these messages.
+    """
+    template = chat_template_of(run.path / SOURCE)
+    first = [] if system is None else [{"role": "system", "content": system}]
+    chats = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
+    return [template.encode(run.tokenizer, messages).tolist() for messages in chats]
+
+
+def _fits(generator: Generator, prompts: Sequence[Prompt], truncate_prompt: bool) -> int:
     """The tokens to add when that is left open."""
     max_len = generator.model.config.max_len
-    longest = 1 + max(len(ids) for ids in generator.tokenizer.encode_batch(prompts))
+    encode = generator.tokenizer.encode
+    longest = 1 + max(len(encode(one)) if isinstance(one, str) else len(one) for one in prompts)
     # A prompt that may be cut leaves half the room; any other that fills the model is refused
     # with both numbers, because it leaves none for one token.
     least = max_len // 2 if truncate_prompt else 1
@@ -238,20 +268,26 @@ def _chosen(runs: list[Path], generators: list[Generator], options: Options) -> 
 
 
 def _answers(
-    one: Chosen, prompts: list[str], *, stream: bool, canvas: bool, silent: bool
+    one: Chosen,
+    prompts: Sequence[Prompt],
+    shown: list[str],
+    *,
+    stream: bool,
+    canvas: bool,
+    silent: bool,
 ) -> list[Generation]:
-    """Answers all prompts with one run, and prints the answers."""
+    """Answers all prompts with one run, and prints the answers under what was asked."""
     if not stream and not canvas:
         results = one.generator.generate(prompts, one.options)
         for number, result in enumerate(results):
             if not silent:
-                _heading(prompts, number)
+                _heading(shown, number)
                 _say(result.text)
         return results
     show = _show_canvas if canvas else _show_stream
     results = []
     for number, prompt in enumerate(prompts):
-        _heading(prompts, number)
+        _heading(shown, number)
         own = dataclasses.replace(one.options, seed=one.options.seed + number)
         results.append(show(one.generator, prompt, own))
     return results
@@ -286,7 +322,7 @@ def _watch(chosen: list[Chosen], prompt: str, replay: Path | None) -> None:
         typer.echo(f"replay: {replay}", err=True)
 
 
-def _show_stream(generator: Generator, prompt: str, options: Options) -> Generation:
+def _show_stream(generator: Generator, prompt: Prompt, options: Options) -> Generation:
     pieces = generator.stream(prompt, options)
     while True:
         try:
@@ -296,7 +332,7 @@ def _show_stream(generator: Generator, prompt: str, options: Options) -> Generat
             return end.value
 
 
-def _show_canvas(generator: Generator, prompt: str, options: Options) -> Generation:
+def _show_canvas(generator: Generator, prompt: Prompt, options: Options) -> Generation:
     console = Console(highlight=False, markup=False)
     snapshots = generator.canvas(prompt, options)
     if not console.is_terminal:

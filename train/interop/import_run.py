@@ -19,11 +19,21 @@ from ..files import write_text
 from ..run_folder import CHECKPOINTS, CONFIG, IDENTITY, RESULT, SOURCE, TOKENIZER
 from ..yaml_loader import dump_yaml, validate
 from .architecture import Architecture
+from .gguf_file import GGUFFile
+from .gguf_llama import config_of, settings_of, tensors_of, vocabulary_of
 from .hf_config import HFConfig, read_hf_config
 from .params_file import ParamsWriter
 from .registry import architecture_of
-from .tensor_files import TensorFolder
-from .tokenizer_files import KEPT, Imported, import_tokenizer
+from .tensor_files import TensorFolder, Tensors
+from .tokenizer_files import (
+    KEPT,
+    SETTINGS,
+    VOCABULARY,
+    Imported,
+    TokenizerFiles,
+    import_tokenizer,
+    read_files,
+)
 from .weights import CHOICES, Progress, check_tensors, param_specs, read_params
 
 CONTEXT = 1024  # tokens per window when the run is evaluated
@@ -40,6 +50,7 @@ class Checkpoint(NamedTuple):
         tokenizer: its own.
         tensors: opened.
         paradigm: plain values of the paradigm's config.
+        files: what an export gives back beside the weights: name -> file, or content as JSON.
     """
 
     path: Path
@@ -47,12 +58,13 @@ class Checkpoint(NamedTuple):
     architecture: Architecture
     model: ModelConfig
     tokenizer: Imported
-    tensors: TensorFolder
+    tensors: Tensors
     paradigm: dict
+    files: dict[str, Path | dict]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Opens a folder as `save_pretrained` writes it, and checks everything but the values.
+    """Opens a folder as `save_pretrained` writes it, or a GGUF file; checks all but the values.
 
     Raises:
         CheckpointError: it is none, or a tensor is missing, unknown or of another shape.
@@ -61,20 +73,39 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     if path.is_file():
-        raise CheckpointError(f"{path}: is a file, want the folder of a checkpoint")
+        if path.suffix == ".gguf":
+            return _open_gguf(path)
+        raise CheckpointError(f"{path}: want the folder of a checkpoint, or a .gguf file")
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder")
     if not (path / "config.json").exists():
         raise CheckpointError(f"{path}: has no config.json, so it is no checkpoint's folder")
-    raw = read_hf_config(path)
+    files = {name: path / name for name in KEPT if (path / name).exists()}
+    return _checked(path, read_hf_config(path), TensorFolder(path), read_files(path), files)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    file = GGUFFile(path)
+    raw = config_of(file)
+    settings, vocabulary = settings_of(file), vocabulary_of(file)
+    written = {"config.json": raw, SETTINGS: settings}
+    if vocabulary is not None:
+        written[VOCABULARY] = vocabulary
+    tokenizer = TokenizerFiles(path, vocabulary, settings, {})
+    return _checked(path, HFConfig(raw, path), tensors_of(file, raw), tokenizer, written)
+
+
+def _checked(
+    path: Path, raw: HFConfig, tensors: Tensors, tokenizer: TokenizerFiles, files: dict
+) -> Checkpoint:
+    """Compares the parts with one another."""
     architecture = architecture_of(raw)
     model = architecture.model_config(raw)
     assert model.vocab_size is not None
-    tensors = TensorFolder(path)
     check_tensors(architecture, model, tensors)
-    tokenizer = import_tokenizer(path, raw, model.vocab_size)
+    imported = import_tokenizer(tokenizer, raw, model.vocab_size)
     paradigm = architecture.paradigm(raw)
-    return Checkpoint(path, raw, architecture, model, tokenizer, tensors, paradigm)
+    return Checkpoint(path, raw, architecture, model, imported, tensors, paradigm, files)
 
 
 def import_checkpoint(
@@ -149,9 +180,11 @@ def _write(
     (folder / TOKENIZER).mkdir()
     save_tokenizer(tokenizer, folder / TOKENIZER)
     (folder / SOURCE).mkdir()
-    for name in KEPT:
-        if (checkpoint.path / name).exists():
-            shutil.copyfile(checkpoint.path / name, folder / SOURCE / name)
+    for name, content in checkpoint.files.items():
+        if isinstance(content, Path):
+            shutil.copyfile(content, folder / SOURCE / name)
+        else:
+            write_text(folder / SOURCE / name, json.dumps(content, indent=2, ensure_ascii=False))
     target = folder / CHECKPOINTS / "0"
     target.mkdir(parents=True)
     rows = checkpoint.architecture.rows_of(checkpoint.model)

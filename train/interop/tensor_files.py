@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -118,6 +118,26 @@ class TensorFile:
             )
         self.specs[name] = spec
         self._begins[name] = begin + first
+
+
+class Tensors(Protocol):
+    """A checkpoint's tensors by their published names, whatever they are stored in.
+
+    Attributes:
+        path: of the checkpoint.
+        specs: name -> what the tensor is.
+    """
+
+    path: Path
+    specs: dict[str, Spec]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The tensor."""
+        ...
+
+    def file_of(self, name: str) -> Path:
+        """Where a tensor is, for messages."""
+        ...
 
 
 class TensorFolder:

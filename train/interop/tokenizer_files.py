@@ -39,24 +39,49 @@ class Imported(NamedTuple):
     note: str | None
 
 
-def import_tokenizer(folder: Path, config: HFConfig, vocab_size: int) -> Imported:
-    """Reads a checkpoint's tokenizer.
+class TokenizerFiles(NamedTuple):
+    """What a checkpoint says of its tokenizer.
 
-    Args:
-        folder: of the checkpoint.
-        config: its `config.json`.
-        vocab_size: rows of the model's embedding.
+    Attributes:
+        where: it comes from, for messages.
+        vocabulary: the parsed `tokenizer.json`; None where there is none.
+        settings: of `tokenizer_config.json`.
+        generation: of `generation_config.json`.
+    """
+
+    where: Path
+    vocabulary: dict[str, Any] | None
+    settings: dict[str, Any]
+    generation: dict[str, Any]
+
+
+def read_files(folder: Path) -> TokenizerFiles:
+    """Reads a checkpoint folder's files.
 
     Raises:
-        DataError: a file is damaged, names tokens that do not exist, or has more ids than the
-            model has rows.
+        DataError: the vocabulary is damaged or of a kind that is not read.
         CheckpointError: a settings file is unreadable.
     """
     settings, generation = (
         read_json(folder / name) if (folder / name).exists() else {}
         for name in (SETTINGS, GENERATION)
     )
-    data = _vocabulary(folder)
+    return TokenizerFiles(folder, _vocabulary(folder), settings, generation)
+
+
+def import_tokenizer(files: TokenizerFiles, config: HFConfig, vocab_size: int) -> Imported:
+    """Makes a checkpoint's tokenizer.
+
+    Args:
+        files: what the checkpoint says of it.
+        config: its `config.json`.
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        DataError: a file is damaged, names tokens that do not exist, or has more ids than the
+            model has rows.
+    """
+    folder, data, settings, generation = files
     if data is None:
         ids = _special_ids(config.raw, settings, generation, None, folder, vocab_size)
         symbols = [str(index) for index in range(vocab_size)]

@@ -15,7 +15,7 @@ from ...paradigms.backbone import ModelConfig
 from ...paradigms.model import abstract_model
 from ..checkpoint import flatten
 from .architecture import Architecture, Row, published_shapes
-from .tensor_files import Spec, TensorFolder
+from .tensor_files import Spec, Tensors
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -26,7 +26,7 @@ CHOICES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloa
 
 
 def check_tensors(
-    architecture: Architecture, model: ModelConfig, found: TensorFolder
+    architecture: Architecture, model: ModelConfig, found: Tensors
 ) -> list[Row]:
     """Compares a checkpoint's tensors with what the model needs.
 
@@ -80,7 +80,7 @@ def target_dtype(published: np.dtype, dtype: str | None) -> np.dtype:
 
 
 def param_specs(
-    rows: list[Row], model: ModelConfig, found: TensorFolder, dtype: str | None
+    rows: list[Row], model: ModelConfig, found: Tensors, dtype: str | None
 ) -> dict[str, Spec]:
     """What each parameter will be, by dotted name."""
     params = flatten(abstract_model(model).params)
@@ -97,7 +97,7 @@ def param_specs(
 def read_params(
     rows: list[Row],
     specs: Mapping[str, Spec],
-    found: TensorFolder,
+    found: Tensors,
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yields parameters by dotted name; one row is in memory at a time.
@@ -155,7 +155,7 @@ def published_tensors(
             yield name, np.ascontiguousarray(array.astype(specs[name].dtype, copy=False))
 
 
-def _refuse_non_finite(array: np.ndarray, name: str, found: TensorFolder, verb: str) -> None:
+def _refuse_non_finite(array: np.ndarray, name: str, found: Tensors, verb: str) -> None:
     finite = np.isfinite(array)
     if not finite.all():
         at = [int(i) for i in np.argwhere(~finite)[0]]
