@@ -55,8 +55,10 @@ def count_launches(text: str) -> Launches:
     loops: list[float] = []
 
     def called(line: str, key: str) -> list[str]:
-        found = re.search(key + r"=\{?((?:%?[\w.\-]+(?:, )?)+)\}?", line)
-        return [] if found is None else [n.strip().lstrip("%") for n in found[1].split(",")]
+        found = re.search(key + r"=(?:\{([^}]*)\}|(%?[\w.\-]+))", line)
+        if found is None:
+            return []
+        return [name.strip().lstrip("%") for name in (found[1] or found[2]).split(",")]
 
     def count(name: str) -> float:
         total = 0.0

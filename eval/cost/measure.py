@@ -173,7 +173,7 @@ def measure_cost(
         phases = [phase("canvas", room, 0, room, each, steps_taken)]
     crossover, reason = None, "no state is kept: every call computes all tokens anew"
     if decoding.keeps_state:
-        cost = model.cost(batch, 1, 1)
+        cost = model.cost(1, 1, 1)
         crossover = crossover_context(
             cost.weight_bytes, cost.state_bytes_per_token, 1, cost.state_bytes_fixed
         )

@@ -130,8 +130,8 @@ class CostRecord(Record):
     Attributes:
         prompt_length, new_tokens, batch: of the request.
         phases: of the request.
-        crossover_tokens: context at which a decode step reads as many bytes of state as of
-            weights; None where that never happens.
+        crossover_tokens: context at which a decode step at batch 1 reads as many bytes of state as
+            of weights; None where that never happens.
         crossover_reason: why there is none.
         energy_reason: why energies are missing, or which counter gave them.
         prices: one for each device that the table prices.
