@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 from pydantic import TypeAdapter, ValidationError
 
 from ...paradigms.decoding.registry import default_decoding
@@ -133,6 +134,8 @@ def measure_profile(
 def _task_score(
     name: str, entry: Any, task: TaskScoreConfig, run: RunConfig, folder: Path, view: Any
 ) -> TaskScore:
+    # Every task compiles programs of its own; kept, they exhaust the memory maps of a process.
+    jax.clear_caches()
     data = build_data(run.data, progress=view.phase)
     trained = training_hash(run.canonical_json, data.fingerprint)
     settings = task.model_dump(mode="json")
