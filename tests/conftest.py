@@ -8,7 +8,9 @@ start inherit the environment variables.
 """
 
 import contextlib
+import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,3 +48,20 @@ def strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
 
             stack.enter_context(jax.numpy_dtype_promotion("strict"))
         yield
+
+
+MAPS = Path("/proc/self/maps")  # Linux alone limits and lists them
+MAPS_LIMIT = 32_000  # half of Linux's default; each compiled program takes several
+_tests_run = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps() -> Iterator[None]:
+    """Drops compiled programs before a worker runs out of memory maps, which ends it by a crash."""
+    yield
+    if next(_tests_run) % 10 or "jax" not in sys.modules or not MAPS.exists():
+        return
+    with MAPS.open("rb") as maps:
+        count = sum(1 for _ in maps)
+    if count > MAPS_LIMIT:
+        sys.modules["jax"].clear_caches()
