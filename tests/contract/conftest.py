@@ -6,6 +6,9 @@
     causal_entry    each model that runs causally with a state
     full_entry      each model that can look both ways; the others are shown to refuse
 
+The named hybrids but Jamba pass the same tests among the slow ones: their parts, each layout and
+each way of sharing are models of their own here, and hybrids take minutes to compile.
+
     GENLAB_CONTRACT_ONLY=ema,hybrid     only these models (for a quick look at one)
 """
 
@@ -42,4 +45,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if fixture not in metafunc.fixturenames:
             continue
         names = [n for n in entries if not only or n in only.split(",")]
-        metafunc.parametrize(fixture, [entries[n] for n in names], ids=names)
+        slow = set(LAB.HYBRIDS) - {"jamba"}
+        models = [pytest.param(entries[n], marks=[pytest.mark.slow] * (n in slow)) for n in names]
+        metafunc.parametrize(fixture, models, ids=names)

@@ -19,7 +19,7 @@ SOURCE = {"name": "mqar", "num_pairs": 2, "num_keys": 4, "num_values": 4}
 SCORE = validate(TaskScoreConfig, {"source": SOURCE, "examples": 200, "levels": [2, 3]}, "tasks")
 
 
-def run_config(paradigm="autoregressive", tokens=200_000) -> RunConfig:
+def run_config(paradigm="autoregressive", tokens=800_000) -> RunConfig:
     raw = {
         "model": {
             "width": 32,

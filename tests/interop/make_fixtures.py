@@ -42,6 +42,11 @@ def rope(kind: str, **settings: object) -> dict:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **settings}}
 
 
+SSM = {
+    key: SMALL[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size", "eos_token_id")
+}
+
+
 # name -> (class in transformers without its ending, config, how it is saved)
 CASES: dict[str, tuple[str, dict, dict]] = {
     "llama_linear": (
@@ -92,6 +97,35 @@ CASES: dict[str, tuple[str, dict, dict]] = {
             beta_fast=16.0,
             beta_slow=2.0,
         ),
+        {},
+    ),
+    "mixtral": (
+        "Mixtral",
+        SMALL | {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 3},
+        {},
+    ),
+    "mamba": ("Mamba", SSM | {"state_size": 5, "time_step_rank": 3}, {}),
+    "mamba2": (
+        "Mamba2",
+        SSM
+        | {"state_size": 6, "head_dim": 12, "num_heads": 6, "n_groups": 2, "chunk_size": 4}
+        | {"tie_word_embeddings": False},
+        {},
+    ),
+    "jamba": (
+        "Jamba",
+        SMALL
+        | {"num_hidden_layers": 3, "intermediate_size": 20, "num_experts": 3}
+        | {"attn_layer_period": 2, "attn_layer_offset": 1}
+        | {"mamba_d_state": 5, "mamba_dt_rank": 4, "mamba_d_conv": 3},
+        {},
+    ),
+    "bamba": (
+        "Bamba",
+        SMALL
+        | {"num_hidden_layers": 3, "attn_layer_indices": [1], "num_attention_heads": 3}
+        | {"num_key_value_heads": 1, "mamba_n_heads": 6, "mamba_d_head": 12}
+        | {"mamba_n_groups": 2, "mamba_d_state": 6, "mamba_chunk_size": 4},
         {},
     ),
 }
