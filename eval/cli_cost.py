@@ -43,11 +43,15 @@ def cost_command(
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
     new: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 32,
     batch: Annotated[int, typer.Option(min=1, help="Requests run together.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed requests.")] = 5,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Timed requests; 5 when left out.")
+    ] = None,
     vocab_size: Annotated[
         int, typer.Option(min=2, help="Ids, where the configuration names no number.")
     ] = VOCAB_SIZE,
-    devices: Annotated[Path, typer.Option(help="Table of device prices.")] = DEVICES,
+    devices: Annotated[
+        Path | None, typer.Option(help="Table of device prices; the shipped one when left out.")
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="FLOPs and bytes only: builds and runs nothing.")
     ] = False,
@@ -61,7 +65,17 @@ def cost_command(
     overrides = [text for text in configs if "=" in text]
     if not names:
         raise ConfigError("cost: name at least one configuration before the changes")
-    runs = {find_config(name).stem: _run(name, overrides, vocab_size) for name in names}
+    measuring = {"--out": out, "--devices": devices, "--repeats": repeats}
+    for option, value in measuring.items():
+        if plan and value is not None:
+            raise ConfigError(f"{option} is of measuring, which --plan leaves out: drop one")
+    stems = [find_config(name).stem for name in names]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise ConfigError(f"cost: two configurations are called {stem!r}; measure them apart")
+    runs = {
+        stem: _run(name, overrides, vocab_size) for stem, name in zip(stems, names, strict=True)
+    }
     for name, run in runs.items():
         if prompt + new > run.model.max_len:
             raise CapacityError(
@@ -72,7 +86,7 @@ def cost_command(
     if plan:
         _print(console, plan_table(runs, batch, prompt), turned=1)
         return
-    table = load_devices(devices)
+    table = load_devices(devices or DEVICES)
     prepare_device(console)
     costs: dict[str, CostRecord] = {}
     with live_progress(console) as progress:
@@ -85,7 +99,7 @@ def cost_command(
         for done, (name, run) in enumerate(runs.items()):
             machine = machines.get(run.training.compute_dtype)
             shown(name, done, len(runs))
-            costs[name] = _measured(run, machine, table, batch, prompt, new, repeats)
+            costs[name] = _measured(run, machine, table, batch, prompt, new, repeats or 5)
     if out is not None:
         records = ",\n".join(f'"{name}": {cost.model_dump_json()}' for name, cost in costs.items())
         atomic_write(out, "{" + records + "}\n")

@@ -27,7 +27,7 @@ class CostConfig(Config):
         prompt_length: tokens of each prompt, BOS included.
         new_tokens: generated per row.
         repeats: timed requests after the warm-up.
-        devices: table of device prices; null for the one that comes with genlab.
+        devices: table of device prices, relative to the current folder; null for the shipped one.
     """
 
     batch: int = Field(default=1, ge=1)

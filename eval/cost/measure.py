@@ -187,6 +187,11 @@ def measure_cost(
         crossover_reason=reason,
         energy_reason=meter.reason,
         prices=prices(devices, phases, prompt_length, new_tokens),
+        unprobed=[
+            name
+            for name, part in model.cost_parts(1, 1, 0, logits=1).items()
+            if part.mixing_flops and name not in machine.kernels
+        ],
     )
 
 

@@ -135,6 +135,7 @@ class CostRecord(Record):
         crossover_reason: why there is none.
         energy_reason: why energies are missing, or which counter gave them.
         prices: one for each device that the table prices.
+        unprobed: mixers without a microbenchmark, predicted at the speed of an elementwise one.
     """
 
     prompt_length: int
@@ -145,3 +146,4 @@ class CostRecord(Record):
     crossover_reason: str | None = None
     energy_reason: str
     prices: list[Price]
+    unprobed: list[str]

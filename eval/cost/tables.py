@@ -105,6 +105,8 @@ def remarks(costs: Mapping[str, CostRecord]) -> list[str]:
             + ", ".join(dear)
             + "."
         )
+    for part in dict.fromkeys(part for cost in costs.values() for part in cost.unprobed):
+        said.append(f"{part} has no microbenchmark of its own: predicted as an elementwise one.")
     for reason in dict.fromkeys(cost.energy_reason for cost in costs.values()):
         said.append(f"Energy: {reason}.")
     return said

@@ -208,6 +208,7 @@ class Attention(nnx.Module):
         if state is None or self.kv == "reuse":
             return y, state
         # Unordered, XLA copies the whole state (twice, on CPUs) to read it while it is written.
+        # JAX 0.10.2 does so all the same.
         y, state = jax.lax.optimization_barrier((y, state))
         keep = ctx.segment_ids >= 0
         return y, self._write(state, *new, ctx.order, ctx.segment_ids, keep, ctx.lengths)

@@ -272,7 +272,21 @@ def test_the_command_plans_and_measures(genlab_cost, tmp_path, machine, monkeypa
     assert CostRecord.model_validate_json(json.dumps(held["mamba"])).phases[0].name == "prefill"
 
 
-def test_the_command_refuses_what_cannot_be(genlab_cost):
+def test_a_mixer_without_microbenchmark_is_named(machine):
+    bare = machine.model_copy(update={"kernels": {"other": machine.kernels["other"]}})
+    record = measured(tiny(["mamba"]), "autoregressive", bare)
+    assert record.unprobed == ["Mamba"]
+    assert "Mamba has no microbenchmark" in " ".join(remarks({"x": record}))
+    assert measured(tiny(["mamba"]), "autoregressive", machine).unprobed == []
+
+
+def test_the_command_refuses_what_cannot_be(genlab_cost, tmp_path):
+    with pytest.raises(ConfigError, match="--repeats is of measuring"):
+        genlab_cost("transformer", "--plan", "--repeats", "3")
+    twin = tmp_path / "transformer.yaml"
+    twin.write_text("extends: transformer\n")
+    with pytest.raises(ConfigError, match="two configurations are called 'transformer'"):
+        genlab_cost("transformer", str(twin), "--plan")
     with pytest.raises(CapacityError, match=r"model\.max_len=632"):
         genlab_cost("transformer", "--prompt", "600")
     with pytest.raises(ConfigError, match="at least one configuration"):

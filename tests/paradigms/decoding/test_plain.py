@@ -1,5 +1,7 @@
 """Plain decoding and the loop, on a model whose text is known beforehand."""
 
+import json
+import re
 import runpy
 from pathlib import Path
 
@@ -303,3 +305,26 @@ def test_the_registry_makes_it_for_autoregressive_models_only():
         PlainConfig().build(specials, diffusion)
     with pytest.raises(ConfigError, match="no decoding for paradigm 'autoregresive'; did you mean"):
         default_decoding("autoregresive")
+
+
+def test_no_step_copies_the_state():
+    """Keys and values are written where they are; XLA would copy them to read them meanwhile."""
+    attention = {"mixer": {"name": "attention", "num_heads": 2}}
+    config = {
+        "width": 8, "pattern": ["a"], "layers": {"a": attention}, "max_len": 37, "vocab_size": 32,
+    }  # fmt: skip
+    model = build_model(ModelConfig.model_validate_json(json.dumps(config)), seed=0)
+    decoding = Plain()
+    state = decoding.start(
+        model,
+        np.ones((1, 3), np.int32),
+        sampling=make_sampling(1, vocab_size=model.config.padded_vocab_size),
+        seeds=np.zeros(1, np.int32),
+        max_new=np.full(1, 8, np.int32),
+        max_len=37,
+    )
+    text = _advance.lower(model, state, np.int32(1), decoding=decoding).compile().as_text()
+    assert "f32[1,37,2,4]" in text
+    copies = re.findall(r"= f32\[1,37,2,4\]\S* copy\(", text)
+    # JAX 0.10.2's compiler drops the barrier before it decides: each of two arrays, twice.
+    assert len(copies) == (0 if jax.__version_info__ >= (0, 12) else 4)
