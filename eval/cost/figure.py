@@ -2,14 +2,15 @@
 
 from matplotlib.figure import Figure
 
-from ..plot_style import finish, looks, new_axes
+from ..plot_style import finish, log_axis, looks, new_axes
 from ..results import Results, Row
 
 COST_PLOT = (
     "Predicted against measured time",
     "Prediction: FLOPs and bytes by the equations of each layer, divided by this machine's own "
     "microbenchmarks, plus the cost of starting each operation; nothing is fitted to the entries. "
-    "On the diagonal the two agree; the band is 30 % either way.",
+    "On the diagonal the two agree; the band is 30 % either way. Circles are prompts, squares "
+    "decode steps, diamonds calls on a whole canvas.",
 )
 BAND = 0.30
 SHAPES = {"prefill": "o", "decode": "s", "canvas": "D"}
@@ -36,7 +37,7 @@ def predicted_measured(results: Results) -> Figure:
                 marker=SHAPES[phase.name],
                 markersize=8,
                 color=look.colour,
-                label=f"{look.name}, {phase.name}",
+                label=look.name,
             )
     low, high = min(values) / 1.6, max(values) * 1.6
     ax.plot([low, high], [low, high], color="#6b7280", linewidth=1)
@@ -48,8 +49,8 @@ def predicted_measured(results: Results) -> Figure:
         alpha=0.12,
         linewidth=0,
     )
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    log_axis(ax, "x")
+    log_axis(ax, "y")
     ax.set_xlim(low, high)
     ax.set_ylim(low, high)
     ax.set_xlabel("measured, ms per call")

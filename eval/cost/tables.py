@@ -18,8 +18,8 @@ def phase_table(costs: Mapping[str, CostRecord]) -> TextTable:
     """Cost by the equations, predicted and measured time of every phase."""
     columns = [
         "entry", "call", "tokens", "context", "FLOP", "weights read", "state moved",
-        "FLOP per byte", "predicted ms", "measured ms", "predicted / measured",
-        "of the roofline", "MFU", "idle compute", "joules",
+        "FLOP per byte", "predicted ms", "measured ms", "ratio", "of roofline", "MFU",
+        "idle", "joules",
     ]  # fmt: skip
     lines = []
     for name, cost in costs.items():
@@ -113,7 +113,9 @@ def remarks(costs: Mapping[str, CostRecord]) -> list[str]:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage of two figures."""
+    """A share as a percentage of two figures, tiny ones as such."""
+    if 0 < share < 0.001:
+        return "under 0.1 %"
     return f"{significant(100 * share, 2)} %"
 
 
