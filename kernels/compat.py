@@ -1,18 +1,63 @@
 """What differs between JAX releases and devices; nothing else in the package asks."""
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+
+# JAX keeps what it traced under each value apart.
+_assumed = jax.make_user_context(None)
 
 
 def target_platform() -> str:
     """Returns the platform ("cpu", "gpu" or "tpu") that a computation traced now will run on.
 
-    `jax.default_device` wins over the default backend, as it does in JAX itself. A program that is
-    lowered for another platform than its host's (ahead-of-time compilation) names its
-    implementation instead of relying on this.
+    What `assume_platform` says comes first. Else `jax.default_device` wins over the default
+    backend, as it does in JAX itself.
     """
+    if _assumed.value is not None:
+        return _assumed.value
     device = jax.config.jax_default_device
     if device is None:
         return jax.default_backend()
     if isinstance(device, str):
         return "gpu" if device in ("cuda", "rocm") else device
     return device.platform
+
+
+@contextlib.contextmanager
+def assume_platform(platform: str) -> Iterator[None]:
+    """Traces what is inside for another platform than the host's (ahead-of-time compilation).
+
+    Every op then chooses as it would there. Lowering is told the platform separately.
+
+    Args:
+        platform: one of `PLATFORMS`.
+
+    Raises:
+        ValueError: there is no such platform.
+    """
+    if platform not in PLATFORMS:
+        raise ValueError(f"platform is {platform!r}; want one of {', '.join(PLATFORMS)}")
+    with _assumed(platform):
+        yield
+
+
+def compute_capability() -> float:
+    """Returns that of the NVIDIA GPU a computation traced now will run on: 9.0 for Hopper.
+
+    A GPU that is only assumed counts as a Hopper; one that is not NVIDIA's, or none, as 0.0.
+    """
+    if target_platform() != "gpu":
+        return 0.0
+    if _assumed.value is not None:
+        return 9.0
+    device = jax.config.jax_default_device
+    if device is None or isinstance(device, str):
+        device = jax.local_devices(backend="gpu")[0]
+    try:
+        return float(getattr(device, "compute_capability", 0.0))
+    except ValueError:  # ROCm answers with the name of an architecture
+        return 0.0

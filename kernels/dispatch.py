@@ -16,6 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import GenlabError, suggest
+from .compat import compute_capability, target_platform
+
+
+# Ampere: the first with bfloat16 and asynchronous copies, which Triton's kernels count on.
+_LEAST_CAPABILITY = 8.0
 
 
 class KernelArgumentError(GenlabError, ValueError):
@@ -39,6 +44,22 @@ class Implementation(NamedTuple):
 
     run: Callable[..., Any]
     supports: Callable[..., str | None] = supports_all
+
+
+def refuse_platform(platform: str, capability: float = 0.0) -> str | None:
+    """Returns why a kernel made for `platform` cannot run where this program will, or None.
+
+    Args:
+        platform: "gpu" (NVIDIA's) or "tpu".
+        capability: the least compute capability of the GPU: 9.0 for Hopper.
+    """
+    target = target_platform()
+    if target != platform:
+        return f"it needs a {platform.upper()}; this program is for a {target.upper()}"
+    if platform == "gpu" and compute_capability() < max(capability, _LEAST_CAPABILITY):
+        wanted = max(capability, _LEAST_CAPABILITY)
+        return f"it needs a GPU of compute capability {wanted}; this one has {compute_capability()}"
+    return None
 
 
 def choose(

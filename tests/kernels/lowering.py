@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 
 import jax
+from genlab.kernels.compat import assume_platform
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 # What the lowered text calls a kernel by each Pallas backend, on JAX 0.10 and 0.12 alike.
@@ -23,18 +24,19 @@ _HOPPER = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, pla
 def lowered_text(platform: str, function: Callable, *arguments) -> str:
     """Returns the StableHLO of `function` lowered for a platform, whatever device is present.
 
+    Its ops choose their implementations as they do on that platform.
+
     Args:
         platform: "cuda" (a Hopper GPU) or "tpu".
-        function: what to lower. It names the implementations of its ops itself: the default is
-            that of the device at hand.
+        function: what to lower.
         *arguments: arrays, or `jax.ShapeDtypeStruct`s: nothing is computed.
     """
-    # A fresh lambda, so that no trace made for the device at hand is taken from jit's cache.
-    traceable = jax.jit(lambda *given: function(*given))
+    traceable = jax.jit(function)
     if platform == "tpu":
-        return traceable.trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+        with assume_platform("tpu"):
+            return traceable.trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
     mesh = AbstractMesh((1,), ("device",), abstract_device=_HOPPER)
-    with use_abstract_mesh(mesh):
+    with use_abstract_mesh(mesh), assume_platform("gpu"):
         return traceable.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
 
 

@@ -11,6 +11,7 @@ from genlab.kernels.dispatch import (
     KernelArgumentError,
     check_array,
     choose,
+    refuse_platform,
     valid_mask,
 )
 
@@ -112,3 +113,42 @@ def test_the_target_is_the_default_device():
         assert compat.target_platform() == "cpu"
     with jax.default_device("cpu"):
         assert compat.target_platform() == "cpu"
+
+
+def test_an_assumed_platform_wins_and_is_traced_apart():
+    asked = []
+
+    @jax.jit
+    def ask(x):
+        asked.append(compat.target_platform())
+        return x
+
+    ask(1.0)
+    with compat.assume_platform("tpu"), jax.default_device("cpu"):
+        ask(1.0)
+    ask(1.0)
+    assert asked == [jax.default_backend(), "tpu"]
+    with pytest.raises(ValueError, match="platform is 'cuda'; want one of cpu, gpu, tpu"):
+        with compat.assume_platform("cuda"):
+            pass
+
+
+def test_a_kernel_is_refused_where_it_cannot_run(monkeypatch):
+    assert refuse_platform("tpu") == "it needs a TPU; this program is for a CPU"
+    with compat.assume_platform("tpu"):
+        assert refuse_platform("tpu") is None
+        assert refuse_platform("gpu", 9.0) == "it needs a GPU; this program is for a TPU"
+    with compat.assume_platform("gpu"):
+        assert refuse_platform("gpu", 9.0) is None
+        assert refuse_platform("gpu", 10.0).endswith("capability 10.0; this one has 9.0")
+
+
+@pytest.mark.parametrize(("capability", "found"), [("8.6", 8.6), ("gfx942", 0.0)])
+def test_the_compute_capability_is_the_devices(monkeypatch, capability, found):
+    class Device:
+        compute_capability = capability
+
+    assert compat.compute_capability() == 0.0
+    monkeypatch.setattr(compat, "target_platform", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [Device()])
+    assert compat.compute_capability() == found
