@@ -96,6 +96,11 @@ def _causal_conv1d(length: int, dtype: Any) -> tuple:
     return _array((B, length, WIDTH), dtype), _array((TAPS, WIDTH), dtype)
 
 
+def _cross_entropy(length: int, dtype: Any) -> tuple:
+    targets = _array((length,), jnp.int32)
+    return _array((length, WIDTH), dtype), _array((WIDTH, WIDTH), dtype), targets
+
+
 def _grouped_matmul(length: int, dtype: Any) -> tuple:
     weights = _array((EXPERTS, WIDTH, WIDTH), dtype)
     return _array((length, WIDTH), dtype), weights, _array((EXPERTS,), jnp.int32)
@@ -117,6 +122,7 @@ def _ssd(length: int, dtype: Any) -> tuple:
 ARGUMENTS: dict[str, Callable[[int, Any], tuple]] = {
     "attention": _attention,
     "causal_conv1d": _causal_conv1d,
+    "cross_entropy": _cross_entropy,
     "grouped_matmul": _grouped_matmul,
     "selective_scan": _selective_scan,
     "ssd": _ssd,

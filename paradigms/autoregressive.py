@@ -3,10 +3,9 @@
 import dataclasses
 from typing import ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Key
+from jaxtyping import Bool, Float, Int, Key
 from pydantic import Field
 
 from .config import Config
@@ -64,18 +63,23 @@ class Autoregressive:
             remat: recompute layers in the backward pass.
         """
         dropout_key = key if train and model.config.dropout > 0 else None
-        nll, log_total, counted, out = self._forward(model, batch, dropout_key, remat)
+        outputs, targets, counted, out = self._forward(model, batch, dropout_key, remat)
         weight = jnp.sum(counted, dtype=jnp.float32)
         aux_sum = weight * sum(out.aux.values(), jnp.zeros((), jnp.float32))
         if self.z_loss:
+            nll, log_total = model.nll(outputs, targets)
+            nll_sum = jnp.sum(jnp.where(counted, nll, 0.0))
             aux_sum += self.z_loss * jnp.sum(jnp.where(counted, log_total**2, 0.0))
+        else:
+            nll_sum = model.weighted_nll(outputs, targets, counted.astype(jnp.float32))
         stats = {name: value * weight for name, value in out.stats.items()}
-        return LossSums(jnp.sum(nll), weight, aux_sum, weight, stats)
+        return LossSums(nll_sum, weight, aux_sum, weight, stats)
 
     def log_likelihood(self, model: Model, batch: Batch, *, key: Key[Array, ""]) -> Likelihood:
         """Exact negative log-likelihood of each row's scored tokens; `key` is not needed."""
         del key
-        nll, _, counted, _ = self._forward(model, batch, None, False)
+        outputs, targets, counted, _ = self._forward(model, batch, None, False)
+        nll = jnp.where(counted, model.nll(outputs, targets)[0], 0.0)
         rows = batch.tokens.shape[0]
         return Likelihood(
             nll_nats=jnp.sum(nll, axis=1),
@@ -87,14 +91,17 @@ class Autoregressive:
 
     def _forward(
         self, model: Model, batch: Batch, dropout_key: Key[Array, ""] | None, remat: bool
-    ) -> tuple[Float[Array, "B t"], Float[Array, "B t"], Bool[Array, "B t"], Out]:
-        """Per target: NLL (0 where not counted), log denominator, counted; and `Out`."""
+    ) -> tuple[Float[Array, "B T D"], Int[Array, "B T"], Bool[Array, "B T"], Out]:
+        """Per position: the hidden state, the next id, whether it counts; and `Out`.
+
+        A row's last position predicts nothing and counts for nothing; it stays because a whole row
+        is the better shape for the head's matrix product.
+        """
         ctx = Context(segment_ids=batch.segment_ids, mask=Causal(), dropout_key=dropout_key)
         out, _ = model(batch.tokens, ctx=ctx, remat=remat)
-        logits = model.head(out.hidden[:, :-1])
-        target, segments = batch.tokens[:, 1:], batch.segment_ids
+        segments = batch.segment_ids
         counted = batch.loss_mask[:, 1:] & (segments[:, 1:] >= 0)
         counted &= segments[:, 1:] == segments[:, :-1]
-        log_total = jax.nn.logsumexp(logits, axis=-1)
-        chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-        return jnp.where(counted, log_total - chosen, 0.0), log_total, counted, out
+        one_more = ((0, 0), (0, 1))
+        targets = jnp.pad(batch.tokens[:, 1:], one_more)
+        return out.hidden, targets, jnp.pad(counted, one_more), out

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 
 from ..errors import CapacityError, ConfigError, suggest
+from ..kernels.cross_entropy import cross_entropy, weighted_cross_entropy
 from .blocks.block import Parts
 from .blocks.prenorm import PreNormConfig
 from .blocks.shared import FIRST
@@ -303,21 +304,57 @@ class Backbone(nnx.Module):
 
     def head(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Logits, float32; ids beyond `vocab_size` get no probability."""
+        weight, vocab_first = self._head_weight(hidden.dtype)
+        spec = "...d,vd->...v" if vocab_first else "...d,dv->...v"
+        logits = jnp.einsum(spec, hidden, weight, preferred_element_type=jnp.float32)
+        allowed = self._allowed(None)
+        return logits if allowed is None else jnp.where(allowed, logits, MASKED)
+
+    def nll(
+        self, hidden: Float[Array, "*B D"], targets: Int[Array, "*B"], banned: int | None
+    ) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
+        """Cross-entropy of each target; see `Model.nll`."""
+        weight, vocab_first = self._head_weight(hidden.dtype)
+        nll, log_total = cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight,
+            targets.reshape(-1),
+            allowed=self._allowed(banned),
+            vocab_first=vocab_first,
+        )
+        return nll.reshape(targets.shape), log_total.reshape(targets.shape)
+
+    def weighted_nll(
+        self,
+        hidden: Float[Array, "*B D"],
+        targets: Int[Array, "*B"],
+        token_weight: Float[Array, "*B"],
+        banned: int | None,
+    ) -> Float[Array, ""]:
+        """A weighted sum of cross-entropies; see `Model.weighted_nll`."""
+        weight, vocab_first = self._head_weight(hidden.dtype)
+        return weighted_cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight,
+            targets.reshape(-1),
+            token_weight.reshape(-1),
+            allowed=self._allowed(banned),
+            vocab_first=vocab_first,
+        )
+
+    def _head_weight(self, dtype: Any) -> tuple[Array, bool]:
+        """The head's matrix, and whether its first axis is the vocabulary."""
         if self.w_head is None:
-            weight = self.embedding[...].astype(hidden.dtype)
-            logits = jnp.einsum(
-                "...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32
-            )
-        else:
-            weight = self.w_head[...].astype(hidden.dtype)
-            logits = jnp.einsum(
-                "...d,dv->...v", hidden, weight, preferred_element_type=jnp.float32
-            )
-        vocab_size = self.config.vocab_size
-        if self.config.padded_vocab_size != vocab_size:
-            real = jnp.arange(logits.shape[-1]) < vocab_size
-            logits = jnp.where(real, logits, MASKED)
-        return logits
+            return self.embedding[...].astype(dtype), True
+        return self.w_head[...].astype(dtype), False
+
+    def _allowed(self, banned: int | None) -> Bool[Array, " V"] | None:
+        """False for ids that have no probability; None when all have."""
+        rows, vocab_size = self.config.padded_vocab_size, self.config.vocab_size
+        if banned is None and rows == vocab_size:
+            return None
+        ids = jnp.arange(rows)
+        return (ids < vocab_size) & (ids != (-1 if banned is None else banned))
 
     def cost_parts(
         self, batch: int, new_tokens: int, context: int, bytes_per_value: int, logits: int

@@ -6,10 +6,9 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Key
+from jaxtyping import Bool, Float, Int, Key
 from pydantic import Field, field_validator
 
-from .backbone import MASKED
 from .config import Config
 from .context import Context
 from .interface import Batch, Likelihood, LossSums, Out, SpecialIds
@@ -116,12 +115,14 @@ class MaskedDiffusion:
             level_key, batch.tokens.shape[0], low_discrepancy=self.low_discrepancy
         )
         hidden = mask_with_probability(mask_key, counted, t)
-        nll, out = self.hidden_nll(model, batch, hidden, dropout_key=dropout_key, remat=remat)
+        outputs, targets, out = self._predict(model, batch, hidden, dropout_key, remat)
         level_weight = 1.0 / t if self.inverse_t else jnp.full_like(t, 2.0)
+        token_weight = jnp.where(hidden, level_weight[:, None], 0.0)
+        nll_sum = model.weighted_nll(outputs, targets, token_weight, banned=self.mask_id)
         weight = jnp.sum(counted, dtype=jnp.float32)
         aux_sum = weight * sum(out.aux.values(), jnp.zeros((), jnp.float32))
         stats = {name: value * weight for name, value in out.stats.items()}
-        return LossSums(jnp.sum(nll * level_weight[:, None]), weight, aux_sum, weight, stats)
+        return LossSums(nll_sum, weight, aux_sum, weight, stats)
 
     def log_likelihood(self, model: Model, batch: Batch, *, key: Key[Array, ""]) -> Likelihood:
         """Estimates the bound -log p(row) <= E_l E_(l of n hidden) [n/l sum of cross-entropies].
@@ -149,7 +150,7 @@ class MaskedDiffusion:
             count = (level * total.astype(jnp.float32)).astype(jnp.int32) + 1
             count = jnp.clip(count, 1, jnp.maximum(total, 1))
             hidden = mask_exactly(mask_key, counted, count)
-            nll, _ = self.hidden_nll(model, batch, hidden)
+            nll = self.hidden_nll(model, batch, hidden)
             return jnp.sum(nll, axis=1) * (total / count)
 
         values = jax.lax.map(one_draw, jnp.arange(self.draws))
@@ -171,30 +172,31 @@ class MaskedDiffusion:
         return jnp.pad(continues, ((0, 0), (1, 0)))
 
     def hidden_nll(
+        self, model: Model, batch: Batch, hidden: Bool[Array, "B T"]
+    ) -> Float[Array, "B T"]:
+        """Cross-entropy of the hidden tokens given the others: nats, 0 elsewhere."""
+        outputs, targets, _ = self._predict(model, batch, hidden, None, False)
+        nll, _ = model.nll(outputs, targets, banned=self.mask_id)
+        return jnp.where(hidden, nll, 0.0)
+
+    def _predict(
         self,
         model: Model,
         batch: Batch,
         hidden: Bool[Array, "B T"],
-        *,
-        dropout_key: Key[Array, ""] | None = None,
-        remat: bool = False,
-    ) -> tuple[Float[Array, "B T"], Out]:
-        """Cross-entropy of the hidden tokens given the others: nats, 0 elsewhere; and `Out`."""
+        dropout_key: Key[Array, ""] | None,
+        remat: bool,
+    ) -> tuple[Float[Array, "B T D"], Int[Array, "B T"], Out]:
+        """Hides tokens; returns what predicts each token of the row, the tokens, and `Out`.
+
+        With `shift` the position before predicts, and nothing predicts a row's first token, which
+        is never hidden then.
+        """
         noisy = jnp.where(hidden, self.mask_id, batch.tokens)
         ctx = Context(segment_ids=batch.segment_ids, mask=Full(), dropout_key=dropout_key)
         out, _ = model(noisy, ctx=ctx, remat=remat)
-        first = 1 if self.shift else 0
-        outputs = out.hidden[:, :-1] if self.shift else out.hidden
-        logits = self.without_mask(model.head(outputs))
-        target = batch.tokens[:, first:, None]
-        log_total = jax.nn.logsumexp(logits, axis=-1)
-        nll = log_total - jnp.take_along_axis(logits, target, axis=-1)[..., 0]
-        nll = jnp.pad(nll, ((0, 0), (first, 0)))
-        return jnp.where(hidden, nll, 0.0), out
-
-    def without_mask(self, logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
-        """Takes all probability from the mask id."""
-        return jnp.where(jnp.arange(logits.shape[-1]) == self.mask_id, MASKED, logits)
+        outputs = jnp.roll(out.hidden, 1, axis=1) if self.shift else out.hidden
+        return outputs, batch.tokens, out
 
 
 def padding_as_text(batch: Batch, eos_id: int) -> Batch:

@@ -165,6 +165,43 @@ class Model:
         """Logits, float32. Pick positions before calling: this is a large matmul."""
         return self._module().head(hidden)
 
+    def nll(
+        self,
+        hidden: Float[Array, "*B D"],
+        targets: Int[Array, "*B"],
+        *,
+        banned: int | None = None,
+    ) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
+        """Cross-entropy of each target under the head, without keeping the logits of all.
+
+        Args:
+            hidden: of the positions that predict.
+            targets: ids.
+            banned: an id without probability (the mask).
+
+        Returns:
+            Nats and the log of the softmax denominator, float32.
+        """
+        return self._module().nll(hidden, targets, banned)
+
+    def weighted_nll(
+        self,
+        hidden: Float[Array, "*B D"],
+        targets: Int[Array, "*B"],
+        token_weight: Float[Array, "*B"],
+        *,
+        banned: int | None = None,
+    ) -> Float[Array, ""]:
+        """The sum of `token_weight` times the cross-entropy: what training differentiates.
+
+        Args:
+            hidden: of the positions that predict.
+            targets: ids; any where the weight is 0.
+            token_weight: float32; no gradient flows into it.
+            banned: an id without probability (the mask).
+        """
+        return self._module().weighted_nll(hidden, targets, token_weight, banned)
+
     def verify(
         self, tokens: Int[Array, "B T"], state: ModelState, *, ctx: Context = Context()  # noqa: B008
     ) -> tuple[Out, Any]:

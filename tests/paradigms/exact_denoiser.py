@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from genlab.kernels.cross_entropy import cross_entropy
 from genlab.paradigms.interface import Out, SpecialIds
 
 IMPOSSIBLE = -40.0  # logit of what the law excludes
@@ -53,6 +54,20 @@ class ExactDenoiser:
     def head(self, hidden):
         """The identity."""
         return hidden
+
+    def nll(self, hidden, targets, *, banned=None):
+        """By the kernels' reference: the head is the identity."""
+        eye = jnp.eye(hidden.shape[-1])
+        allowed = None if banned is None else jnp.arange(hidden.shape[-1]) != banned
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        losses = cross_entropy(
+            flat, eye, targets.reshape(-1), allowed=allowed, implementation="reference"
+        )
+        return tuple(loss.reshape(targets.shape) for loss in losses)
+
+    def weighted_nll(self, hidden, targets, token_weight, *, banned=None):
+        """The weighted sum of `nll`."""
+        return jnp.sum(token_weight * self.nll(hidden, targets, banned=banned)[0])
 
     def tree_flatten(self):
         """The law is a leaf."""
