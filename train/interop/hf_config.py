@@ -65,10 +65,15 @@ class HFConfig:
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if float in kinds and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        flag = isinstance(value, bool) and not {bool, object}.intersection(kinds)
+        if not isinstance(value, kinds) or flag:
             wanted = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
             raise ConfigError(f"{self.source}: {key} is {value!r}, want {wanted}")
         return value
+
+    def ignore(self, *keys: str) -> None:
+        """Accepts keys with any value: they do not change what the model computes."""
+        self._known.update(keys)
 
     def choose(self, key: str, choices: dict[Any, Any], default: Any = REQUIRED) -> Any:
         """Returns what the choices give for a key's value.

@@ -2,10 +2,15 @@
 
 from ...errors import ConfigError, suggest
 from .architecture import Architecture
-from .architectures import llama
+from .architectures import jamba, llama, mamba, mixtral
 from .hf_config import HFConfig
 
-ARCHITECTURES: tuple[Architecture, ...] = (llama.ARCHITECTURE,)
+ARCHITECTURES: tuple[Architecture, ...] = (
+    llama.ARCHITECTURE,
+    mixtral.ARCHITECTURE,
+    mamba.ARCHITECTURE,
+    jamba.ARCHITECTURE,
+)
 BY_MODEL_TYPE = {kind: one for one in ARCHITECTURES for kind in one.model_types}
 
 

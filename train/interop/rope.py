@@ -96,17 +96,18 @@ def read_rope(
     return own | {"rope_scaling": scaling}, max_len
 
 
-def write_rope(mixer: Any, head_dim: int, max_len: int) -> dict[str, Any]:
+def write_rope(mixer: Any, head_dim: int, max_len: int, *, partial: bool = False) -> dict[str, Any]:
     """The published keys of an attention config, in the spelling that every release reads.
 
     Args:
         mixer: our attention config, with rotary positions.
         head_dim: H.
         max_len: longest row of the model.
+        partial: say the rotated share of a head even where it is all.
     """
     raw: dict[str, Any] = {"max_position_embeddings": max_len, "rope_theta": mixer.rope_base}
-    if mixer.rotary_dim is not None and mixer.rotary_dim != head_dim:
-        raw["partial_rotary_factor"] = mixer.rotary_dim / head_dim
+    if partial or (mixer.rotary_dim is not None and mixer.rotary_dim != head_dim):
+        raw["partial_rotary_factor"] = (mixer.rotary_dim or head_dim) / head_dim
     if mixer.rope_scaling is None:
         return raw
     ours = mixer.rope_scaling.model_dump(mode="json")

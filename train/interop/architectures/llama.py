@@ -2,40 +2,16 @@
 
 from typing import Any, NamedTuple
 
+from ....errors import ConfigError
 from ....paradigms.backbone import ModelConfig
 from ..architecture import SAME, TRANSPOSED, Architecture, Row, Unfit, rows
 from ..hf_config import HFConfig
 from ..rope import read_rope, write_rope
-
-NoneType = type(None)
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
+from .parts import ACTIVATION_NAMES, ACTIVATIONS, ATTENTION, SWIGLU, NoneType
 
 LAYER = (
     ("mixer_norm.scale", "input_layernorm.weight", SAME),
-    ("mixer.w_q", "self_attn.q_proj.weight", TRANSPOSED),
-    ("mixer.w_k", "self_attn.k_proj.weight", TRANSPOSED),
-    ("mixer.w_v", "self_attn.v_proj.weight", TRANSPOSED),
-    ("mixer.w_o", "self_attn.o_proj.weight", TRANSPOSED),
-    ("mixer.b_q", "self_attn.q_proj.bias", SAME),
-    ("mixer.b_k", "self_attn.k_proj.bias", SAME),
-    ("mixer.b_v", "self_attn.v_proj.bias", SAME),
-    ("mixer.b_o", "self_attn.o_proj.bias", SAME),
-    ("mixer.q_norm.scale", "self_attn.q_norm.weight", SAME),
-    ("mixer.k_norm.scale", "self_attn.k_norm.weight", SAME),
     ("mlp_norm.scale", "post_attention_layernorm.weight", SAME),
-    ("mlp.w_gate", "mlp.gate_proj.weight", TRANSPOSED),
-    ("mlp.w_up", "mlp.up_proj.weight", TRANSPOSED),
-    ("mlp.w_down", "mlp.down_proj.weight", TRANSPOSED),
-    ("mlp.b_gate", "mlp.gate_proj.bias", SAME),
-    ("mlp.b_up", "mlp.up_proj.bias", SAME),
-    ("mlp.b_down", "mlp.down_proj.bias", SAME),
 )
 TOP = (
     ("embedding", "model.embed_tokens.weight", SAME),
@@ -154,7 +130,7 @@ def write(model: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": mixer.num_kv_heads or mixer.num_heads,
         "head_dim": head_dim,
         "intermediate_size": mlp.width,
-        "hidden_act": {v: k for k, v in reversed(ACTIVATIONS.items())}[mlp.activation],
+        "hidden_act": ACTIVATION_NAMES[mlp.activation],
         "rms_norm_eps": model.norm_eps,
         "vocab_size": model.padded_vocab_size,
         "tie_word_embeddings": model.tie_embeddings,
@@ -179,7 +155,10 @@ def table(model: ModelConfig) -> list[Row]:
     """All tensors."""
     found = rows("", "", TOP)
     for i in range(model.num_layers):
-        found += rows(f"layer_{i}.", f"model.layers.{i}.", LAYER)
+        ours, theirs = f"layer_{i}.", f"model.layers.{i}."
+        found += rows(ours, theirs, LAYER)
+        found += rows(f"{ours}mixer.", f"{theirs}self_attn.", ATTENTION)
+        found += rows(f"{ours}mlp.", f"{theirs}mlp.", SWIGLU)
     return found
 
 
@@ -204,8 +183,6 @@ def _windows(c: HFConfig, kin: Kin, depth: int) -> tuple[list[str], dict[str, in
     if kinds is None:
         windowed = [window is not None and i >= first for i in range(depth)]
     else:
-        from ....errors import ConfigError
-
         if len(kinds) != depth or not {"full_attention", WINDOWED}.issuperset(kinds):
             raise ConfigError(
                 f"{c.source}: layer_types is {kinds!r}, want full_attention or {WINDOWED} for each "
