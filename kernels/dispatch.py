@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from ..errors import GenlabError, suggest
 from .compat import compute_capability, target_platform
 
-
 # Ampere: the first with bfloat16 and asynchronous copies, which Triton's kernels count on.
 _LEAST_CAPABILITY = 8.0
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..compat import target_platform
 from ..dispatch import Implementation, check_array, choose, valid_mask
-from . import reference, tree, xla
+from . import pallas_tpu, reference, tree, xla
 
 _OP = "selective_scan"
 
@@ -16,6 +16,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "xla_sequential": Implementation(xla.run_sequential),
     "xla_associative": Implementation(xla.run_associative, xla.supports_associative),
     "xla_chunked": Implementation(xla.run_chunked),
+    "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
 }
 
 
@@ -133,10 +134,11 @@ def _preferred(length: int) -> tuple[str, ...]:
     """Names for this device and length, fastest first."""
     if length == 1:
         return ("xla_sequential",)
-    if target_platform() == "cpu":
-        return ("xla_chunked",)
-    # Until there is a kernel, the parallel form where it fits; a loop over time crawls there.
-    return ("xla_associative", "xla_chunked")
+    # Behind the kernels comes the parallel form where it fits: a loop over time crawls there.
+    return {
+        "cpu": ("xla_chunked",),
+        "tpu": ("pallas_tpu", "xla_associative", "xla_chunked"),
+    }.get(target_platform(), ("xla_associative", "xla_chunked"))
 
 
 def _check(x, dt, A, B, C, D, z, state) -> None:

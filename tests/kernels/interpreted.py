@@ -1,0 +1,36 @@
+"""Runs Pallas kernels for accelerators on the CPU."""
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from genlab.kernels.compat import assume_platform
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+
+PLATFORM = {"pallas_mosaic_gpu": "gpu", "pallas_tpu": "tpu", "pallas_triton": "gpu"}
+
+
+@contextlib.contextmanager
+def interpreted(implementation: str) -> Iterator[None]:
+    """Ops choose as on the implementation's platform, and its kernels are interpreted.
+
+    Memory that was not written holds NaN.
+    """
+    with assume_platform(PLATFORM[implementation]):
+        if implementation == "pallas_mosaic_gpu":
+            with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+                yield
+        else:  # `True`: as plain operations of XLA, block by block
+            with pltpu.force_tpu_interpret_mode(True):
+                yield
+
+
+@contextlib.contextmanager
+def simulated_tpu(capfd: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The simulator of a TPU's memories and copies; fails if two accesses race."""
+    params = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
+    with assume_platform("tpu"), pltpu.force_tpu_interpret_mode(params):
+        yield
+    told = capfd.readouterr()
+    assert "RACE DETECTED" not in told.out + told.err + caplog.text
