@@ -9,131 +9,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
-from pydantic import Field, model_validator
 
-from ..errors import CapacityError, ConfigError, suggest
+from ..errors import CapacityError, ConfigError
 from ..kernels.cross_entropy import cross_entropy, weighted_cross_entropy
-from .blocks.block import Parts
-from .blocks.prenorm import PreNormConfig
 from .blocks.shared import FIRST
-from .config import Config
 from .context import Context, LayerContext
 from .interface import Cost, Out
-from .layers.norm import RMSNorm
-from .layers.params import Build, dropout
+from .layers.norm import make_norm
+from .layers.params import Build, dropout, weight_bytes
 from .masks import Causal
-from .mixers.attention import check_reuse
+from .model_config import ModelConfig
 from .ragged import Compacted, ModelState, compact, original_to_compacted, restore
-from .registry import BlockConfig, MixerConfig, MlpConfig
 
 MASKED = -1e30  # a logit that is never drawn; finite, so that entropies stay finite
-
-
-class LayerConfig(Config):
-    """One kind of layer.
-
-    Attributes:
-        block: how mixer and MLP are wired.
-        mixer: null for a layer that does not mix time.
-        mixers: instead of `mixer`, for blocks that have several.
-        mlp: null for a layer without MLP.
-    """
-
-    block: BlockConfig = PreNormConfig()
-    mixer: MixerConfig | None = None
-    mixers: tuple[MixerConfig, ...] = ()
-    mlp: MlpConfig | None = None
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "LayerConfig":
-        if self.mixer is not None and self.mixers:
-            raise ValueError("give mixer or mixers, not both")
-        if not self.all_mixers and self.mlp is None:
-            raise ValueError("a layer needs a mixer, an mlp or both")
-        reason = self.block.refuses(self.parts(0.0))
-        if reason is not None:
-            raise ValueError(reason)
-        return self
-
-    @property
-    def all_mixers(self) -> tuple[Any, ...]:
-        """The mixers in order, however they were given."""
-        return self.mixers if self.mixer is None else (self.mixer,)
-
-    def parts(self, dropout_rate: float) -> Parts:
-        """What a block is built from."""
-        return Parts(self.all_mixers, self.mlp, dropout_rate)
-
-
-class ModelConfig(Config):
-    """A stack of layers.
-
-    Attributes:
-        width: D.
-        depth: number of layers; null means once through the pattern. The pattern repeats.
-        pattern: names of layer kinds in order.
-        layers: the layer kinds by name.
-        max_len: tokens in the longest row, prompt and continuation together.
-        vocab_size: V; null is filled in from the tokenizer.
-        pad_vocab_to: the embedding's rows are rounded up to a multiple of this; the padded ids
-            have no probability.
-        tie_embeddings: the head is the embedding's transpose.
-        dropout: rate on the embedding and on what each mixer and MLP adds.
-        norm_eps: epsilon of the norms.
-        meta_tokens: learnt tokens that every document begins with (Hymba, arXiv 2411.13676, sec.
-            2.2). They take the first positions, are seen by every token whatever the window, and
-            are not part of the rows: they cost no place in `max_len`.
-    """
-
-    width: int = Field(ge=1)
-    depth: int | None = Field(default=None, ge=1)
-    pattern: tuple[str, ...] = Field(min_length=1)
-    layers: dict[str, LayerConfig]
-    max_len: int = Field(ge=2)
-    vocab_size: int | None = Field(default=None, ge=1)
-    pad_vocab_to: int = Field(default=1, ge=1)
-    tie_embeddings: bool = True
-    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    norm_eps: float = Field(default=1e-5, gt=0.0)
-    meta_tokens: int = Field(default=0, ge=0)
-
-    @model_validator(mode="after")
-    def _pattern_is_known(self) -> "ModelConfig":
-        for name in self.pattern:
-            if name not in self.layers:
-                raise ValueError(f"pattern names layer {name!r}{suggest(name, self.layers)}")
-        for name in self.layers:
-            if name not in self.pattern:
-                raise ValueError(f"layer {name!r} is not used by pattern {list(self.pattern)}")
-        reason = check_reuse(m for kind in self.stack for m in self.layers[kind].all_mixers)
-        if reason is not None:
-            raise ValueError(reason)
-        return self
-
-    @property
-    def stack(self) -> tuple[str, ...]:
-        """The kind of every layer, bottom first."""
-        return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
-
-    @property
-    def num_layers(self) -> int:
-        """Layers in the stack."""
-        return len(self.pattern) if self.depth is None else self.depth
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the embedding.
-
-        Raises:
-            ConfigError: `vocab_size` is not known yet.
-        """
-        if self.vocab_size is None:
-            raise ConfigError("model.vocab_size: not set, and no tokenizer has filled it in")
-        return -(-self.vocab_size // self.pad_vocab_to) * self.pad_vocab_to
-
-    def build(self, rngs: nnx.Rngs) -> "Backbone":
-        """Makes the module with fresh parameters."""
-        return Backbone(self, rngs)
 
 
 class Backbone(nnx.Module):
@@ -148,10 +36,12 @@ class Backbone(nnx.Module):
             config.norm_eps,
             rngs,
             meta_tokens=config.meta_tokens,
+            norm=config.norm,
         )
         self.config = config
         rows = config.padded_vocab_size
         self.embedding = build.normal((rows, config.width), 0.02)
+        self.inputs = config.inputs.build(build)
         count = config.meta_tokens
         self.meta = build.normal((count, config.width), 0.02) if count else None
         for index, kind in enumerate(config.stack):
@@ -160,7 +50,8 @@ class Backbone(nnx.Module):
             if hasattr(layer.block, "build_shared") and not hasattr(self, f"shared_{kind}"):
                 setattr(self, f"shared_{kind}", layer.block.build_shared(build, parts))
             setattr(self, f"layer_{index}", layer.block.build(build, parts))
-        self.final_norm = RMSNorm(config.width, config.norm_eps)
+        self.final_norm = make_norm(build) if config.final_norm else None
+        self.output = config.output.build(build, rows)
         self.w_head = None if config.tie_embeddings else build.matrix(config.width, rows)
 
     @property
@@ -215,7 +106,7 @@ class Backbone(nnx.Module):
                     stats[f"layer_{index}.{name}"] = value
             if index in collect:
                 taps[index] = restore(x, compacted)
-        hidden = restore(self.final_norm(x), compacted)
+        hidden = restore(self._leave(x), compacted)
         new_state = None
         if state is not None:
             length = state.length + layer_ctx.lengths
@@ -269,7 +160,7 @@ class Backbone(nnx.Module):
             own = self._layer_context(layer_ctx, index, begin)
             x, layer_pending = block.verify(x, state.layers[index], own)
             pending.append(layer_pending)
-        hidden = restore(self.final_norm(x), compacted)
+        hidden = restore(self._leave(x), compacted)
         starts = layer_ctx.order - layer_ctx.positions
         held = (tuple(pending), compacted.source, layer_ctx.segment_ids, starts)
         return Out(hidden, {}, {}), held
@@ -306,7 +197,11 @@ class Backbone(nnx.Module):
         """Logits, float32; ids beyond `vocab_size` get no probability."""
         weight, vocab_first = self._head_weight(hidden.dtype)
         spec = "...d,vd->...v" if vocab_first else "...d,dv->...v"
+        if self.output is not None:
+            hidden = self.output.transform(hidden)
         logits = jnp.einsum(spec, hidden, weight, preferred_element_type=jnp.float32)
+        if self.output is not None:
+            logits = self.output.biased(logits)
         allowed = self._allowed(None)
         return logits if allowed is None else jnp.where(allowed, logits, MASKED)
 
@@ -315,6 +210,8 @@ class Backbone(nnx.Module):
     ) -> tuple[Float[Array, "*B"], Float[Array, "*B"]]:
         """Cross-entropy of each target; see `Model.nll`."""
         weight, vocab_first = self._head_weight(hidden.dtype)
+        if self.output is not None:
+            hidden, weight = self.output.with_bias_inside(hidden, weight, vocab_first)
         nll, log_total = cross_entropy(
             hidden.reshape(-1, hidden.shape[-1]),
             weight,
@@ -333,6 +230,8 @@ class Backbone(nnx.Module):
     ) -> Float[Array, ""]:
         """A weighted sum of cross-entropies; see `Model.weighted_nll`."""
         weight, vocab_first = self._head_weight(hidden.dtype)
+        if self.output is not None:
+            hidden, weight = self.output.with_bias_inside(hidden, weight, vocab_first)
         return weighted_cross_entropy(
             hidden.reshape(-1, hidden.shape[-1]),
             weight,
@@ -365,7 +264,13 @@ class Backbone(nnx.Module):
         # The head is read whole; of the embedding only the rows of the tokens.
         read = (width * rows * bool(logits) + batch * new_tokens * width) * bytes_per_value
         head = float(2 * batch * logits * width * rows)
-        parts = {"head": Cost(head, 0.0, float(counters), 0.0, float(read + 4 * width))}
+        ends = [end for end in (self.inputs, self.output, self.final_norm) if end is not None]
+        read += sum(weight_bytes(end, bytes_per_value) for end in ends)
+        if self.inputs is not None:
+            read -= self.inputs.unread_bytes(batch * new_tokens, bytes_per_value)
+        if self.output is not None:
+            head += batch * logits * self.output.flops_per_token
+        parts = {"head": Cost(head, 0.0, float(counters), 0.0, float(read))}
         for block in self.blocks:
             own = block.cost_parts(batch, new_tokens, context, bytes_per_value)
             for name, cost in own.items():
@@ -401,10 +306,15 @@ class Backbone(nnx.Module):
 
     def _embed(self, tokens: Int[Array, "B T"], ctx: LayerContext) -> Float[Array, "B T D"]:
         x = self.embedding[...][tokens]
+        if self.inputs is not None:
+            x = self.inputs(x, ctx.positions)
         if ctx.dropout_key is None:
             return x
         key = jax.random.fold_in(ctx.dropout_key, self.config.num_layers)
         return dropout(x, self.config.dropout, key)
+
+    def _leave(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return x if self.final_norm is None else self.final_norm(x)
 
     def _first_context(self, compacted: Compacted) -> LayerContext:
         return compacted.layer_ctx.replace(shared={})

@@ -90,7 +90,14 @@ class Model:
         return Model(params, self._plan)
 
     def with_max_len(self, max_len: int) -> "Model":
-        """The same parameters in a model for rows of another length: none depends on it."""
+        """The same parameters in a model for rows of another length.
+
+        Raises:
+            ConfigError: the model has learnt positions, and not so many.
+        """
+        reason = self.config.inputs.refuses(max_len, self.config.meta_tokens)
+        if reason is not None:
+            raise ConfigError(f"model: {reason}")
         config = self.config.model_copy(update={"max_len": max_len})
         return Model(self.params, abstract_model(config)._plan, self.begin)
 

@@ -11,6 +11,7 @@ from .mixers.mamba import MambaConfig
 from .mixers.mamba2 import Mamba2Config
 from .mixers.symmetric_conv import SymmetricConvConfig
 from .mlps.moe import MoEConfig
+from .mlps.plain import PlainConfig
 from .mlps.swiglu import SwiGLUConfig
 
 MIXERS = {
@@ -31,6 +32,7 @@ BLOCKS = {
 MLPS = {
     "swiglu": SwiGLUConfig,
     "moe": MoEConfig,
+    "plain": PlainConfig,
 }
 
 MixerConfig = choice_of(MIXERS)

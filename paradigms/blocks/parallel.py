@@ -6,7 +6,7 @@ from jax import Array
 
 from ..config import Config
 from ..context import LayerContext
-from ..layers.norm import RMSNorm
+from ..layers.norm import make_norm
 from ..layers.params import Build
 from .block import Block, Mix, Parts, refuse_several
 
@@ -43,8 +43,8 @@ class Parallel(Block):
     ):
         """Adds one norm or two."""
         super().__init__(build, mixers, mlp, dropout_rate)
-        self.mixer_norm = RMSNorm(build.width, build.norm_eps)
-        self.mlp_norm = None if one_norm else RMSNorm(build.width, build.norm_eps)
+        self.mixer_norm = make_norm(build)
+        self.mlp_norm = None if one_norm else make_norm(build)
 
     def wire(self, x: Array, mix: Mix, ctx: LayerContext) -> tuple[Array, dict[str, Array]]:
         """`x + mixer(norm(x)) + mlp(norm(x))`."""

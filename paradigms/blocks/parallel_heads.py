@@ -6,7 +6,7 @@ from jax import Array
 
 from ..config import Config
 from ..context import LayerContext
-from ..layers.norm import RMSNorm
+from ..layers.norm import make_norm
 from ..layers.params import Build
 from .block import Block, Mix, Parts
 
@@ -55,12 +55,12 @@ class ParallelHeads(Block):
         """Adds the norms."""
         super().__init__(build, mixers, mlp, dropout_rate)
         self.multipliers = config.multipliers or (1.0,) * len(mixers)
-        self.mixer_norm = RMSNorm(build.width, build.norm_eps)
+        self.mixer_norm = make_norm(build)
         self.averaged = config.combine == "mean_of_norms"
         if self.averaged:
             for index in range(len(mixers)):
-                setattr(self, f"out_norm_{index}", RMSNorm(build.width, build.norm_eps))
-        self.mlp_norm = None if mlp is None else RMSNorm(build.width, build.norm_eps)
+                setattr(self, f"out_norm_{index}", make_norm(build))
+        self.mlp_norm = None if mlp is None else make_norm(build)
 
     def wire(self, x: Array, mix: Mix, ctx: LayerContext) -> tuple[Array, dict[str, Array]]:
         """All mixers see the same normed input."""

@@ -6,7 +6,7 @@ from jax import Array
 
 from ..config import Config
 from ..context import LayerContext
-from ..layers.norm import RMSNorm
+from ..layers.norm import make_norm
 from ..layers.params import Build
 from .block import Block, Mix, Parts, refuse_several
 
@@ -32,8 +32,8 @@ class PostNorm(Block):
     def __init__(self, build: Build, mixers: list[Any], mlp: Any, dropout_rate: float):
         """Adds the norms."""
         super().__init__(build, mixers, mlp, dropout_rate)
-        self.mixer_norm = RMSNorm(build.width, build.norm_eps) if mixers else None
-        self.mlp_norm = None if mlp is None else RMSNorm(build.width, build.norm_eps)
+        self.mixer_norm = make_norm(build) if mixers else None
+        self.mlp_norm = None if mlp is None else make_norm(build)
 
     def wire(self, x: Array, mix: Mix, ctx: LayerContext) -> tuple[Array, dict[str, Array]]:
         """`norm(x + mixer(x))`, then `norm(x + mlp(x))`."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..config import Config
 from ..context import LayerContext
-from ..layers.norm import RMSNorm
+from ..layers.norm import make_norm
 from ..layers.params import Build, count_params, shape_of
 from .block import Block, Mix, Parts
 
@@ -68,9 +68,9 @@ class SharedWeights(nnx.Module):
 
     def __init__(self, build: Build, parts: Parts):
         """Builds the attention for inputs of width 2 D."""
-        self.input_norm = RMSNorm(2 * build.width, build.norm_eps)
+        self.input_norm = make_norm(build, 2 * build.width)
         self.mixer = parts.mixers[0].build(build._replace(input_width=2 * build.width))
-        self.mlp_norm = RMSNorm(build.width, build.norm_eps)
+        self.mlp_norm = make_norm(build)
         self.mlp = parts.mlp.build(build)
 
 
@@ -82,7 +82,7 @@ class SharedOwn(nnx.Module):
         self.w_link = build.matrix(build.width, build.width, residual=True)
         has_own = len(parts.mixers) == 2
         self.mixer = parts.mixers[1].build(build) if has_own else None
-        self.mixer_norm = RMSNorm(build.width, build.norm_eps) if has_own else None
+        self.mixer_norm = make_norm(build) if has_own else None
         self.dropout_rate = parts.dropout
         self.lora = () if config.lora_rank is None else config.lora
         if self.lora:

@@ -24,10 +24,11 @@ class Build(NamedTuple):
         width: D.
         depth: number of layers; residual outputs start smaller the more of them add up.
         max_len: longest row the model is meant for.
-        norm_eps: epsilon of the RMS norms.
+        norm_eps: epsilon of the norms.
         rngs: source of PRNG keys, advanced by each draw.
         input_width: width of the mixer's input where it is not D (a shared block's).
         meta_tokens: learnt tokens that every document begins with.
+        norm: kind of the blocks' norms, see `ModelConfig`.
     """
 
     width: int
@@ -37,6 +38,7 @@ class Build(NamedTuple):
     rngs: nnx.Rngs
     input_width: int | None = None
     meta_tokens: int = 0
+    norm: str = "rms"
 
     @property
     def read_width(self) -> int:

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import jax
 from flax import nnx
 from jax import Array
 from jaxtyping import Float
@@ -11,14 +10,8 @@ from pydantic import Field
 from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
+from ..layers.activations import ACTIVATIONS
 from ..layers.params import Build, adapted, plus, shape_of
-
-ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
-}
 
 
 class SwiGLUConfig(Config):

@@ -33,6 +33,7 @@ MIXERS: dict[str, dict] = {
 MLPS: dict[str, dict] = {
     "swiglu": {"width": 24},
     "moe": {"width": 12, "num_experts": 4, "top_k": 2, "shared_experts": 1},
+    "plain": {"width": 24},
 }
 BLOCKS: dict[str, dict] = {
     "parallel_heads": {"combine": "mean_of_norms", "multipliers": [1.0, 0.5]},

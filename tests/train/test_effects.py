@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import pytest
 from genlab.paradigms.interface import Batch, SpecialIds
+from genlab.paradigms.layers.ends import InputConfig, OutputConfig
 from genlab.paradigms.mlps.moe import MoEConfig
 from genlab.paradigms.model import abstract_model
 from genlab.train.checkpoint import steps_in
@@ -47,7 +48,11 @@ PROGRAM = {
     "model.pad_vocab_to": ("64", ()),
     "model.tie_embeddings": ("false", ()),
     "model.dropout": ("0.1", ()),
+    "model.norm": ("layer", ()),
     "model.norm_eps": ("1e-3", ()),
+    "model.final_norm": ("false", ()),
+    "model.inputs": ("{positions: 99}", ()),
+    "model.output": ("{transform: relu}", ()),
     "model.meta_tokens": ("2", ()),
     "data.context_length": ("8", ()),
     "data.batch_size": ("2", ()),
@@ -64,6 +69,16 @@ MOE_KEYS = {
     "balance_weight": "0.0",
     "normalize_weights": "false",
     "router_z_weight": "0.1",
+}
+
+# The same for the parts at a model's ends: key -> (value, what must hold for it to matter).
+ENDS = {
+    "inputs.positions": ("1999", ("model.inputs={positions: 2000}",)),
+    "inputs.first_position": ("1", ("model.inputs={positions: 2000}",)),
+    "inputs.token_types": ("2", ()),
+    "inputs.norm": ("true", ()),
+    "output.transform": ("gelu", ("model.output={transform: relu}",)),
+    "output.bias": ("true", ()),
 }
 
 # What has its effect outside the update; the tests that show it.
@@ -93,6 +108,7 @@ def keys_of(config: Any, prefix: str) -> set[str]:
 
 def test_the_list_is_complete():
     """A key that is added must be shown to have an effect."""
+    assert ENDS.keys() == keys_of(InputConfig, "inputs.") | keys_of(OutputConfig, "output.")
     schedules = set().union(
         *(keys_of(c, "training.schedule.") for c in (ConstantConfig, CosineConfig, WSDConfig))
     )
@@ -130,6 +146,12 @@ def test_the_update_depends_on_the_key(make, key):
         assert abstract_model(after.with_vocab_size(260).model).config.max_len == 8
         return
     assert program(before) != program(after)
+
+
+@pytest.mark.parametrize("key", ENDS)
+def test_the_update_depends_on_the_key_of_an_end(make, key):
+    value, given = ENDS[key]
+    assert program(make(*given)) != program(make(*given, f"model.{key}={value}"))
 
 
 @pytest.mark.parametrize("key", MOE_KEYS)

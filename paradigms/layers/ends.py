@@ -1,0 +1,162 @@
+"""Both ends of a model beside the table of tokens: what is added to a token, and the head's frame.
+
+BERT (arXiv 1810.04805) has all of it.
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Int
+from pydantic import Field, model_validator
+
+from ..config import Config
+from .activations import ACTIVATIONS
+from .norm import make_norm
+from .params import Build, plus, shape_of
+
+
+class InputConfig(Config):
+    """What is added to a token's row of the embedding.
+
+    Attributes:
+        positions: rows of a learnt table that is added by the token's position in its document;
+            null for none. It bounds the longest row.
+        first_position: the table's row of a document's first token (RoBERTa begins at 2).
+        token_types: rows of a learnt table of token types, 0 for none. A row holds one text, so
+            all its tokens are of the first type; the others come from and go to checkpoints.
+        norm: normalise the sum.
+    """
+
+    positions: int | None = Field(default=None, ge=2)
+    first_position: int = Field(default=0, ge=0)
+    token_types: int = Field(default=0, ge=0)
+    norm: bool = False
+
+    @model_validator(mode="after")
+    def _first_is_of_positions(self) -> "InputConfig":
+        if self.first_position and self.positions is None:
+            raise ValueError("first_position is of positions, which positions=null leaves out")
+        return self
+
+    def refuses(self, max_len: int, meta_tokens: int) -> str | None:
+        """The reason why rows of that length cannot be read, None if they can."""
+        if self.positions is None:
+            return None
+        if meta_tokens:
+            return "meta_tokens do not go with inputs.positions: they would take the first of them"
+        there = self.positions - self.first_position
+        if max_len > there:
+            return f"max_len={max_len} exceeds the {there} positions of inputs.positions"
+        return None
+
+    def build(self, build: Build) -> "Inputs | None":
+        """Makes the tables; None where there are none."""
+        return None if self == InputConfig() else Inputs(self, build)
+
+
+class Inputs(nnx.Module):
+    """`norm(x + position + type)`, of what is there."""
+
+    def __init__(self, config: InputConfig, build: Build):
+        """Draws the tables as the embedding is drawn."""
+        width, types = build.width, config.token_types
+        rows = config.positions
+        self.first_position = config.first_position
+        self.positions = None if rows is None else build.normal((rows, width), 0.02)
+        self.token_types = build.normal((types, width), 0.02) if types else None
+        self.norm = make_norm(build) if config.norm else None
+
+    def __call__(
+        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+    ) -> Float[Array, "B T D"]:
+        """Adds to the embedding's rows."""
+        if self.token_types is not None:
+            x = x + self.token_types[...][0].astype(x.dtype)
+        if self.positions is not None:
+            table = self.positions[...].astype(x.dtype)
+            # Padding may stand at any position; what is read there does not matter.
+            at = jnp.clip(positions + self.first_position, 0, table.shape[0] - 1)
+            x = x + table[at]
+        return x if self.norm is None else self.norm(x)
+
+    def unread_bytes(self, tokens: int, bytes_per_value: int) -> float:
+        """Bytes of the tables' rows that a call of so many tokens does not read."""
+        unread = 0
+        for table, read in ((self.positions, tokens), (self.token_types, 1)):
+            if table is not None:
+                rows, width = shape_of(table)
+                unread += max(rows - read, 0) * width * bytes_per_value
+        return float(unread)
+
+
+class OutputConfig(Config):
+    """What stands before and behind the head's matrix.
+
+    Attributes:
+        transform: `norm(act(x W + b))` before it, with this activation; null for none.
+        bias: a learnt bias of each id behind it.
+    """
+
+    transform: Literal["silu", "gelu", "gelu_tanh", "relu"] | None = None
+    bias: bool = False
+
+    def build(self, build: Build, rows: int) -> "Output | None":
+        """Makes the frame of a head with that many ids; None where there is none."""
+        return None if self == OutputConfig() else Output(self, build, rows)
+
+
+class Output(nnx.Module):
+    """The head's frame."""
+
+    def __init__(self, config: OutputConfig, build: Build, rows: int):
+        """Draws the transform; the bias begins at zero."""
+        self.activation = config.transform
+        has = config.transform is not None
+        self.w_transform = build.matrix(build.width, build.width) if has else None
+        self.b_transform = build.zeros(build.width) if has else None
+        self.norm = make_norm(build) if has else None
+        self.bias = build.zeros(rows) if config.bias else None
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of the transform."""
+        if self.w_transform is None:
+            return 0.0
+        width, columns = shape_of(self.w_transform)
+        return float(2 * width * columns)
+
+    def transform(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        """What the head's matrix is applied to."""
+        if self.w_transform is None:
+            return hidden
+        y = plus(hidden @ self.w_transform[...].astype(hidden.dtype), self.b_transform)
+        return self.norm(ACTIVATIONS[self.activation](y))
+
+    def biased(self, logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
+        """Adds the bias."""
+        return plus(logits, self.bias)
+
+    def with_bias_inside(
+        self, hidden: Float[Array, "*B D"], weight: Array, vocab_first: bool
+    ) -> tuple[Float[Array, "*B d"], Array]:
+        """The transformed input and the matrix, with one more channel for the bias.
+
+        The cross-entropy kernels know a matrix only: `h W + b` is `[h, 1] [W; b]`.
+
+        Args:
+            hidden: before the transform.
+            weight: (V D) with `vocab_first`, else (D V), in hidden's dtype.
+            vocab_first: which axis of `weight` is the vocabulary.
+        """
+        hidden = self.transform(hidden)
+        if self.bias is None:
+            return hidden, weight
+        ones = jnp.ones((*hidden.shape[:-1], 1), hidden.dtype)
+        axis = 1 if vocab_first else 0
+        column = jnp.expand_dims(self.bias[...].astype(weight.dtype), axis)
+        return (
+            jnp.concatenate([hidden, ones], axis=-1),
+            jnp.concatenate([weight, column], axis=axis),
+        )
