@@ -8,7 +8,8 @@ folder gets the checkpoint as `save_pretrained` writes it and `expected.npz`:
 
     tokens, logits            (B T), (B T V): whole rows
     padded, valid, padded_logits   the same rows cut to different lengths, padded on the left
-    greedy                    (B N): what `generate` adds to the rows without sampling
+    greedy                    (B N): what `generate` adds to the rows without sampling; not there
+                              for models that fill masks, of which the rows have some
 """
 
 import copy
@@ -45,6 +46,11 @@ def rope(kind: str, **settings: object) -> dict:
 SSM = {
     key: SMALL[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size", "eos_token_id")
 }
+
+
+ALL_HEADS = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+MASK = 4
+MASKED = {"mask_token_id": MASK}
 
 
 # name -> (class in transformers without its ending, config, how it is saved)
@@ -99,6 +105,18 @@ CASES: dict[str, tuple[str, dict, dict]] = {
         ),
         {},
     ),
+    "gpt_neox": (
+        "GPTNeoX",
+        ALL_HEADS | {"num_attention_heads": 3, **rope("default", partial_rotary_factor=0.5)},
+        {},
+    ),
+    "gpt_neox_sequential": (
+        "GPTNeoX",
+        ALL_HEADS
+        | {"num_hidden_layers": 1, "num_attention_heads": 2, "use_parallel_residual": False}
+        | {"tie_word_embeddings": True, "attention_bias": False, "hidden_act": "gelu_fast"},
+        {},
+    ),
     "mixtral": (
         "Mixtral",
         SMALL | {"intermediate_size": 20, "num_local_experts": 5, "num_experts_per_tok": 3},
@@ -110,6 +128,19 @@ CASES: dict[str, tuple[str, dict, dict]] = {
         SSM
         | {"state_size": 6, "head_dim": 12, "num_heads": 6, "n_groups": 2, "chunk_size": 4}
         | {"tie_word_embeddings": False},
+        {},
+    ),
+    "bert": (
+        "Bert",
+        ALL_HEADS | MASKED | {"num_attention_heads": 3, "max_position_embeddings": 20},
+        {},
+    ),
+    "roberta": (
+        "Roberta",
+        ALL_HEADS
+        | MASKED
+        | {"max_position_embeddings": 20, "pad_token_id": 1, "type_vocab_size": 1}
+        | {"num_hidden_layers": 1, "hidden_act": "relu", "bos_token_id": 0},
         {},
     ),
     "jamba": (
@@ -144,7 +175,7 @@ def randomise(model: torch.nn.Module, generator: torch.Generator, gain: float = 
         draw = torch.randn(parameter.shape, generator=generator)
         if name.endswith(("A_log", "dt_bias", "dt_proj.bias")):
             parameter.data += 0.3 * draw
-        elif ("norm" in name and name.endswith("weight")) or name.endswith(".D"):
+        elif ("norm" in name.lower() and name.endswith("weight")) or name.endswith(".D"):
             parameter.data = 1 + 0.3 * draw
         elif parameter.ndim < 2:
             parameter.data = 0.5 * draw
@@ -161,11 +192,7 @@ def causal_rows(
 
     Each call has a copy of the model: dynamic rotary phases remember the longest call.
     """
-    valid = np.zeros(tokens.shape, bool)
-    padded = np.zeros_like(tokens)
-    for row, length in enumerate(lengths):
-        padded[row, -length:] = tokens[row, :length]
-        valid[row, -length:] = True
+    padded, valid = left_padded(tokens, lengths)
     mask = torch.tensor(valid)
     positions = torch.clamp(torch.cumsum(mask.long(), 1) - 1, min=0)
     given = {"attention_mask": mask.long()}
@@ -193,14 +220,51 @@ def causal_rows(
     }
 
 
+def masked_rows(
+    model: torch.nn.Module, tokens: np.ndarray, lengths: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """What a model that looks both ways makes of the rows, some of whose tokens are masks."""
+    tokens = tokens.copy()
+    tokens[:, 2::4] = MASK
+    padded, valid = left_padded(tokens, lengths)
+    first = model.config.pad_token_id + 1 if model.config.model_type == "roberta" else 0
+    positions = first + np.maximum(np.cumsum(valid, axis=1) - 1, 0)
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens)).logits
+        padded_logits = model(
+            torch.tensor(padded),
+            attention_mask=torch.tensor(valid).long(),
+            position_ids=torch.tensor(positions),
+        ).logits
+    return {
+        "tokens": tokens.astype(np.int32),
+        "logits": logits.numpy(),
+        "padded": padded.astype(np.int32),
+        "valid": valid,
+        "padded_logits": padded_logits.numpy(),
+    }
+
+
+def left_padded(tokens: np.ndarray, lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows cut to lengths and moved to the right, and where they are."""
+    valid = np.zeros(tokens.shape, bool)
+    padded = np.zeros_like(tokens)
+    for row, length in enumerate(lengths):
+        padded[row, -length:] = tokens[row, :length]
+        valid[row, -length:] = True
+    return padded, valid
+
+
 def make(name: str) -> None:
     """Writes one fixture."""
     kind, settings, how = CASES[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**settings)
-    model_class = getattr(transformers, f"{kind}ForCausalLM")
+    masked = "mask_token_id" in settings
+    model_class = getattr(transformers, f"{kind}For{'MaskedLM' if masked else 'CausalLM'}")
     model = model_class(config)
-    model.generation_config.eos_token_id = settings.get("eos_token_id")
+    if not masked:
+        model.generation_config.eos_token_id = settings.get("eos_token_id")
     how = dict(how)
     randomise(model, torch.Generator().manual_seed(1), how.pop("gain", 1.5))
     model.eval()
@@ -214,7 +278,8 @@ def make(name: str) -> None:
     # Read again: `to` would have rounded tables of phases that are computed in float32 otherwise.
     model = model_class.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH))
-    np.savez_compressed(folder / "expected.npz", **causal_rows(model, tokens, lengths))
+    rows = masked_rows if masked else causal_rows
+    np.savez_compressed(folder / "expected.npz", **rows(model, tokens, lengths))
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{name}: {size / 1000:.0f} kB, {sorted(file.name for file in folder.iterdir())}")
 

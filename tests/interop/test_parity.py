@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from genlab.paradigms.context import Context
+from genlab.paradigms.masks import Causal, Full
 
 FIXTURES = Path(__file__).parent / "fixtures"
+NAMES = sorted(path.name for path in FIXTURES.iterdir())
 CAUSAL = sorted(
     path.name for path in FIXTURES.iterdir() if "greedy" in np.load(path / "expected.npz").files
 )
@@ -17,8 +19,8 @@ NEAR = 1e-4  # of two logits between which rounding may choose
 
 
 @jax.jit
-def whole(model, tokens, valid):
-    out, _ = model(tokens, ctx=Context(valid=valid))
+def whole(model, tokens, valid, mask):
+    out, _ = model(tokens, ctx=Context(valid=valid, mask=mask))
     return model.head(out.hidden)
 
 
@@ -28,14 +30,15 @@ def grow(model, state, tokens):
     return model.head(out.hidden), state
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", NAMES)
 def test_logits(imported, expected, name):
     model, want = imported(name).model.prepare("float32"), expected(name)
     tokens = jnp.asarray(want["tokens"])
-    logits = whole(model, tokens, jnp.ones_like(tokens, bool))
+    mask = Causal() if imported(name).config.paradigm.name == "autoregressive" else Full()
+    logits = whole(model, tokens, jnp.ones_like(tokens, bool), mask)
     np.testing.assert_allclose(logits, want["logits"], **TOLERANCE)
 
-    padded = whole(model, jnp.asarray(want["padded"]), jnp.asarray(want["valid"]))
+    padded = whole(model, jnp.asarray(want["padded"]), jnp.asarray(want["valid"]), mask)
     real = want["valid"]
     np.testing.assert_allclose(
         np.asarray(padded)[real], want["padded_logits"][real], **TOLERANCE

@@ -44,7 +44,7 @@ def test_bits_and_config_come_back(imported, tmp_path, name):
 def test_a_config_of_our_own_says_the_same(name):
     """Without the published file at hand, `write` makes one that reads back to the same model."""
     checkpoint = open_checkpoint(FIXTURES / name)
-    raw = checkpoint.architecture.config_of(checkpoint.model)
+    raw = checkpoint.architecture.config_of(checkpoint.model, checkpoint.paradigm)
     again = HFConfig(raw)
     assert architecture_of(again) is checkpoint.architecture
     if name != "llama_biases":  # its class has both biases or none
@@ -86,5 +86,5 @@ def test_a_model_that_nobody_publishes_is_refused_with_reasons(tmp_path):
                     "vocab_size": 9})
     )  # fmt: skip
     with pytest.raises(ConfigError) as error:
-        choose(model, tmp_path, None)
+        choose(model, {"name": "autoregressive"}, tmp_path, None)
     assert all(f"{one.name}: " in str(error.value) for one in ARCHITECTURES)

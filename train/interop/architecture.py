@@ -98,7 +98,9 @@ class Architecture(NamedTuple):
         table: our config -> rows; those about parameters that the model lacks are left out.
         copies: tensors that some files hold a second time -> where the original is. Their equality
             is checked; they are not written.
-        ignored: suffixes of tensors that hold nothing learnt (tables of phases and masks).
+        ignored: endings of tensors that a language model has no use for: tables of phases and
+            masks, heads of other tasks.
+        old_endings: endings that files of early releases have -> today's.
         paradigm: plain values of the paradigm's config, from the published config.
     """
 
@@ -109,6 +111,7 @@ class Architecture(NamedTuple):
     table: Callable[[ModelConfig], list[Row]]
     copies: Callable[[ModelConfig], dict[str, str]] = lambda model: {}
     ignored: tuple[str, ...] = ()
+    old_endings: dict[str, str] = {}  # noqa: RUF012  (never changed)
     paradigm: Callable[[HFConfig], dict[str, Any]] = lambda config: {"name": "autoregressive"}
 
     def model_config(self, config: HFConfig) -> ModelConfig:
@@ -138,17 +141,26 @@ class Architecture(NamedTuple):
         assert len(placed) == len(set(placed)), "two rows hold the same parameter"
         return kept
 
-    def config_of(self, model: ModelConfig) -> dict[str, Any]:
+    def config_of(self, model: ModelConfig, paradigm: dict[str, Any]) -> dict[str, Any]:
         """The published config of a model, checked by reading it again.
 
+        Args:
+            model: ours.
+            paradigm: plain values of its paradigm's config.
+
         Raises:
-            Unfit: the architecture cannot express the model.
+            Unfit: the architecture cannot express the model, or it is run in another way.
         """
         raw = self.write(model)
+        config = HFConfig(raw, f"{self.name} config")
         try:
-            again = self.model_config(HFConfig(raw, f"{self.name} config"))
+            again = self.model_config(config)
         except ConfigError as error:
             raise Unfit(str(error)) from None
+        for key, absent in _FUNCTION_OF_PARADIGM.items():
+            own, want = (values.get(key, absent) for values in (paradigm, self.paradigm(config)))
+            if own != want:
+                raise Unfit(f"its models have paradigm.{key}={want!r}, this one has {own!r}")
         mine, theirs = essence(model), essence(again)
         for key, value in mine.items():
             if theirs[key] != value:
@@ -172,6 +184,10 @@ def published_shapes(row: Row, params: dict[str, Any]) -> dict[str, tuple[int, .
 _TRAINING_KEYS = {
     "dropout", "balance_weight", "router_z_weight", "dt_min", "dt_max", "dt_floor", "a_init_range",
 }  # fmt: skip
+
+
+# Keys of a paradigm that say how the model is run, and what an absent one means.
+_FUNCTION_OF_PARADIGM = {"name": None, "shift": False}
 
 
 def essence(model: ModelConfig) -> dict[str, Any]:

@@ -69,7 +69,10 @@ def export_run(
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out}: is taken; choose another folder")
-    chosen, raw = choose(run.config.model, run.path / SOURCE, architecture)
+    paradigm = run.config.paradigm.model_dump(mode="json")
+    chosen, raw = choose(run.config.model, paradigm, run.path / SOURCE, architecture)
+    if paradigm["name"] == "masked_diffusion":
+        raw.setdefault("mask_token_id", run.tokenizer.specials.mask)
     rows = chosen.rows_of(run.config.model)
     params = flatten(run.model.params)
     specs = written_specs(rows, params, dtype)
@@ -94,9 +97,15 @@ def export_run(
 
 
 def choose(
-    model: ModelConfig, source: Path, name: str | None
+    model: ModelConfig, paradigm: dict[str, Any], source: Path, name: str | None
 ) -> tuple[Architecture, dict[str, Any]]:
     """The architecture to write a model as, and its config.
+
+    Args:
+        model: ours.
+        paradigm: plain values of its paradigm's config.
+        source: where the files that it was imported from are kept, if it was.
+        name: of the architecture; None for the first that fits.
 
     Raises:
         ConfigError: there is none; says why for the one that was asked for, or for each.
@@ -113,7 +122,7 @@ def choose(
     for one in ARCHITECTURES:
         if name in (None, one.name):
             try:
-                raw = one.config_of(model)
+                raw = one.config_of(model, paradigm)
                 one.rows_of(model)
                 return one, raw
             except Unfit as reason:

@@ -24,7 +24,7 @@ from .gguf_llama import config_of, settings_of, tensors_of, vocabulary_of
 from .hf_config import HFConfig, read_hf_config
 from .params_file import ParamsWriter
 from .registry import architecture_of
-from .tensor_files import TensorFolder, Tensors
+from .tensor_files import RenamedTensors, TensorFolder, Tensors
 from .tokenizer_files import (
     KEPT,
     SETTINGS,
@@ -102,9 +102,12 @@ def _checked(
     architecture = architecture_of(raw)
     model = architecture.model_config(raw)
     assert model.vocab_size is not None
+    if architecture.old_endings:
+        tensors = RenamedTensors(tensors, architecture.old_endings)
     check_tensors(architecture, model, tensors)
-    imported = import_tokenizer(tokenizer, raw, model.vocab_size)
     paradigm = architecture.paradigm(raw)
+    masked = paradigm["name"] == "masked_diffusion"
+    imported = import_tokenizer(tokenizer, raw, model.vocab_size, masked=masked)
     return Checkpoint(path, raw, architecture, model, imported, tensors, paradigm, files)
 
 

@@ -2,14 +2,18 @@
 
 from ...errors import ConfigError, suggest
 from .architecture import Architecture
-from .architectures import jamba, llama, mamba, mixtral
+from .architectures import bert, dream, jamba, llada, llama, mamba, mixtral, neox
 from .hf_config import HFConfig
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     llama.ARCHITECTURE,
+    neox.ARCHITECTURE,
     mixtral.ARCHITECTURE,
     mamba.ARCHITECTURE,
     jamba.ARCHITECTURE,
+    bert.ARCHITECTURE,
+    llada.ARCHITECTURE,
+    dream.ARCHITECTURE,
 )
 BY_MODEL_TYPE = {kind: one for one in ARCHITECTURES for kind in one.model_types}
 

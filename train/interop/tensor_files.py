@@ -193,6 +193,33 @@ class TensorFolder:
         return self._files[name].path
 
 
+class RenamedTensors:
+    """Tensors whose names end differently in their files.
+
+    Attributes:
+        path: of the checkpoint.
+        specs: new name -> what the tensor is.
+    """
+
+    def __init__(self, tensors: Tensors, endings: Mapping[str, str]):
+        """Takes the tensors and {ending in the file: ending to be known by}."""
+        self._tensors, self.path = tensors, tensors.path
+        self._theirs: dict[str, str] = {}
+        for name in tensors.specs:
+            old = next((ending for ending in endings if name.endswith(ending)), None)
+            new = name if old is None else name.removesuffix(old) + endings[old]
+            self._theirs[new] = name
+        self.specs = {new: tensors.specs[name] for new, name in self._theirs.items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The tensor."""
+        return self._tensors[self._theirs[name]]
+
+    def file_of(self, name: str) -> Path:
+        """Where a tensor is, for messages."""
+        return self._tensors.file_of(self._theirs[name])
+
+
 class TensorWriter:
     """Writes a file whose tensors are known beforehand, in any order, each as soon as it is there.
 

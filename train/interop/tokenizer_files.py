@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from ...errors import CheckpointError, DataError
-from ..data.json_tokenizer import OWN, JsonTokenizer
+from ..data.json_tokenizer import KNOWN_NAMES, OWN, JsonTokenizer
 from ..data.symbols_tokenizer import SymbolsTokenizer
 from ..data.tokenizer import SpecialIds, Tokenizer
 from .hf_config import HFConfig, read_json
@@ -69,13 +69,16 @@ def read_files(folder: Path) -> TokenizerFiles:
     return TokenizerFiles(folder, _vocabulary(folder), settings, generation)
 
 
-def import_tokenizer(files: TokenizerFiles, config: HFConfig, vocab_size: int) -> Imported:
+def import_tokenizer(
+    files: TokenizerFiles, config: HFConfig, vocab_size: int, *, masked: bool = False
+) -> Imported:
     """Makes a checkpoint's tokenizer.
 
     Args:
         files: what the checkpoint says of it.
         config: its `config.json`.
         vocab_size: rows of the model's embedding.
+        masked: the model is one that fills masks, so it must have one.
 
     Raises:
         DataError: a file is damaged, names tokens that do not exist, or has more ids than the
@@ -83,7 +86,7 @@ def import_tokenizer(files: TokenizerFiles, config: HFConfig, vocab_size: int) -
     """
     folder, data, settings, generation = files
     if data is None:
-        ids = _special_ids(config.raw, settings, generation, None, folder, vocab_size)
+        ids = _special_ids(config.raw, settings, generation, None, folder, vocab_size, masked)
         symbols = [str(index) for index in range(vocab_size)]
         note = f"{folder} has no {VOCABULARY}: texts are written as ids, such as '5 17 3'"
         return Imported(SymbolsTokenizer(symbols, specials=ids.specials), note)
@@ -92,7 +95,7 @@ def import_tokenizer(files: TokenizerFiles, config: HFConfig, vocab_size: int) -
     except Exception as error:  # the library raises bare Exception for a bad file
         reason = " ".join(str(error).split())
         raise DataError(f"{folder / VOCABULARY}: not a valid tokenizer.json: {reason}") from None
-    ids = _special_ids(config.raw, settings, generation, library, folder, vocab_size)
+    ids = _special_ids(config.raw, settings, generation, library, folder, vocab_size, masked)
     adds_bos = settings.get("add_bos_token")
     if not isinstance(adds_bos, bool):
         adds_bos = library.encode("a").ids[:1] == [ids.specials.bos]
@@ -104,6 +107,9 @@ def import_tokenizer(files: TokenizerFiles, config: HFConfig, vocab_size: int) -
     }
     tokenizer = JsonTokenizer(json.dumps(data), kind="file", origin=str(folder / VOCABULARY))
     return Imported(tokenizer, tokenizer.lossy_reason)
+
+
+_OF_MASKED = {"bos": "cls", "eos": "sep"}
 
 
 class _Ids(NamedTuple):
@@ -118,9 +124,12 @@ def _special_ids(
     library: tokenizers.Tokenizer | None,
     folder: Path,
     vocab_size: int,
+    masked: bool,
 ) -> _Ids:
     def from_settings(role: str) -> int | None:
         token = settings.get(f"{role}_token")
+        if token is None and masked and role in _OF_MASKED:  # BERT's names
+            token = settings.get(f"{_OF_MASKED[role]}_token")
         token = token.get("content") if isinstance(token, dict) else token
         if token is None or library is None:
             return None
@@ -142,13 +151,28 @@ def _special_ids(
         named = from_settings(role)
         if named is not None:
             return named
-        return next(iter(listed(config, role) + listed(generation, role)), None)
+        found = next(iter(listed(config, role) + listed(generation, role)), None)
+        return by_name(role) if found is None and masked else found
+
+    def by_name(role: str) -> int | None:
+        """By the names that such a token usually has: early BERT files say no more."""
+        if library is None:
+            return None
+        ids = map(library.token_to_id, getattr(KNOWN_NAMES, role))
+        return next((index for index in ids if index is not None), None)
 
     stops = listed(generation, "eos") or listed(config, "eos")
     named = from_settings("eos")
+    if not stops and named is None and masked:
+        named = by_name("eos")
     if not stops and named is not None:
         stops = [named]
     bos, pad, mask = one("bos"), one("pad"), one("mask")
+    if masked and mask is None:
+        raise DataError(
+            f"{folder}: no file says which token is the mask, which this model needs; want "
+            f"mask_token in {SETTINGS} or mask_token_id in config.json"
+        )
     eos = stops[0] if stops else bos if bos is not None else 0
     # A model without such an id never meets it; EOS is one that is no text.
     first = eos if bos is None else bos

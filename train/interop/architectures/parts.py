@@ -1,8 +1,8 @@
 """What several architectures share: tables of a mixer's or MLP's tensors, and their keys."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..architecture import SAME, TRANSPOSED, Form, Lines, Unfit, join
+from ..architecture import SAME, TRANSPOSED, Form, Lines, Row, Unfit, join, rows
 from ..hf_config import HFConfig
 
 NoneType = type(None)
@@ -12,6 +12,7 @@ ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
 }
 # The published name of each of ours; where there are several, the one that most files have.
@@ -108,6 +109,39 @@ def experts(count: int, *, router: str, expert: str, gate: str, up: str, down: s
     return lines
 
 
+LAYER_NORM: Lines = (("scale", "weight", SAME), ("bias", "bias", SAME))
+
+
+def norm_rows(ours: str, theirs: str) -> list[Row]:
+    """The rows of a layer norm."""
+    return rows(f"{ours}.", f"{theirs}.", LAYER_NORM)
+
+
+class Fused(NamedTuple):
+    """Queries, keys and values in one tensor."""
+
+    weight: Form
+    bias: Form
+
+
+def fused_by_head(heads: int) -> Fused:
+    """Forms of a tensor of rows ordered by head, then query, key, value: (N 3 H), not (3 N H)."""
+
+    def apart(both: Any) -> tuple[Any, ...]:
+        by_head = both.reshape(heads, 3, -1, *both.shape[1:])
+        return tuple(by_head[:, i].reshape(-1, *both.shape[1:]) for i in range(3))
+
+    def together(*parts: Any) -> tuple[Any]:
+        by_head = [part.reshape(heads, 1, -1, *part.shape[1:]) for part in parts]
+        return (join(by_head, axis=1).reshape(-1, *parts[0].shape[1:]),)
+
+    weight = Form(
+        lambda both: tuple(part.T for part in apart(both)),
+        lambda *parts: together(*(part.T for part in parts)),
+    )
+    return Fused(weight, Form(apart, together))
+
+
 def read_attention(c: HFConfig, *, kv_heads: int | None) -> dict[str, Any]:
     """The keys that all attention has, without positions; `kv_heads` is the default."""
     heads = c.take("num_attention_heads", int)
@@ -136,6 +170,19 @@ def mixers_of(model: Any, *names: str) -> list[Any]:
         if layer.mixer is None or layer.mixer.name not in names:
             raise Unfit(f"layer {index} has no mixer {' or '.join(names)}")
         found.append(layer.mixer)
+    return found
+
+
+def mlps_of(model: Any, name: str) -> list[Any]:
+    """Each layer's MLP.
+
+    Raises:
+        Unfit: a layer has another kind or none.
+    """
+    found = [model.layers[kind].mlp for kind in model.stack]
+    for index, mlp in enumerate(found):
+        if mlp is None or mlp.name != name:
+            raise Unfit(f"layer {index} has no MLP {name}")
     return found
 
 
