@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, check_array, choose, valid_mask
-from . import reference, tree, xla
+from . import pallas_tpu, reference, tree, xla
 from .shapes import FEW_STEPS
 
 _OP = "ssd"
@@ -15,6 +16,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(reference.run),
     "xla_sequential": Implementation(xla.run_sequential),
     "xla_chunked": Implementation(xla.run_chunked),
+    "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
 }
 
 
@@ -129,8 +131,11 @@ def ssd_tree(
 
 
 def _preferred(length: int) -> tuple[str, ...]:
-    """Names for this length, fastest first."""
-    return ("xla_sequential",) if length <= FEW_STEPS else ("xla_chunked",)
+    """Names for this device and length, fastest first."""
+    if length <= FEW_STEPS:
+        return ("xla_sequential",)
+    kernels = {"tpu": ("pallas_tpu",)}.get(target_platform(), ())
+    return (*kernels, "xla_chunked")
 
 
 def _check(x, dt, A, B, C, D, state) -> None:

@@ -3,8 +3,6 @@
 Heads are split as [G R], R = N/G heads sharing one group's B and C.
 """
 
-import math
-
 import einops
 import jax
 import jax.numpy as jnp
@@ -12,10 +10,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from ..compat import target_platform
+from .decays import LOWEST_LOG, exact_part
 from .shapes import CHUNK
-
-# exp(-104) is below the smallest float32, so any smaller exponent is as good.
-_LOWEST_LOG = -104.0
 
 
 def einsum(spec: str, *operands: Array) -> Array:
@@ -115,7 +111,7 @@ def _decays(
         to step t, and from step s to the chunk's last step; all 0 across a reset.
     """
     chunk = logs.shape[-1]
-    logs = jnp.maximum(logs, _LOWEST_LOG)
+    logs = jnp.maximum(logs, LOWEST_LOG)
     log_decay = _sums_between(logs)
     log_start = jnp.cumsum(logs, axis=-1)
     later = jnp.flip(jnp.cumsum(jnp.flip(logs[..., 1:], -1), axis=-1), -1)
@@ -134,12 +130,9 @@ def _decays(
 def _sums_between(logs: Float[Array, "*batch C"]) -> Float[Array, "*batch C C"]:
     """Returns the sum of logs s + 1 .. t at row t, column s, for s <= t (elsewhere anything).
 
-    A difference of cumulative sums loses digits when the sums are large (at dt A = -50 a chunk of
-    64 sums to -3200, where float32 is coarser than 1e-4). So each log is split into a multiple of
-    a power of two, whose sums and differences are exact in float32, and a small rest.
+    Each log is split into a part whose sums and differences are exact, and a small rest.
     """
-    grid = 2.0 ** (math.ceil(math.log2(-_LOWEST_LOG * logs.shape[-1])) - 23)
-    coarse = jnp.round(logs / grid) * grid
+    coarse = exact_part(logs)
     coarse_sum, rest_sum = jnp.cumsum(coarse, axis=-1), jnp.cumsum(logs - coarse, axis=-1)
 
     def difference(sums):

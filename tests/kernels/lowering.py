@@ -18,7 +18,10 @@ CUSTOM_CALL = {
     "pallas_triton": "__gpu$xla.gpu.triton",
 }
 
-_HOPPER = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+_DEVICES = {
+    "cuda": AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu"),
+    "tpu": AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu"),
+}
 
 
 def lowered_text(platform: str, function: Callable, *arguments) -> str:
@@ -27,17 +30,15 @@ def lowered_text(platform: str, function: Callable, *arguments) -> str:
     Its ops choose their implementations as they do on that platform.
 
     Args:
-        platform: "cuda" (a Hopper GPU) or "tpu".
+        platform: "cuda" (a Hopper GPU) or "tpu" (a v5e).
         function: what to lower.
         *arguments: arrays, or `jax.ShapeDtypeStruct`s: nothing is computed.
     """
-    traceable = jax.jit(function)
-    if platform == "tpu":
-        with assume_platform("tpu"):
-            return traceable.trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
-    mesh = AbstractMesh((1,), ("device",), abstract_device=_HOPPER)
-    with use_abstract_mesh(mesh), assume_platform("gpu"):
-        return traceable.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    device = _DEVICES[platform]
+    mesh = AbstractMesh((1,), ("device",), abstract_device=device)
+    with use_abstract_mesh(mesh), assume_platform(device.platform):
+        traced = jax.jit(function).trace(*arguments)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 def kernels_in(text: str) -> set[str]:
