@@ -17,6 +17,7 @@ def build_app():
     import typer
 
     from . import __version__
+    from .eval.cli_bench import bench_app
     from .eval.cli_compare import compare_command, evaluate_command, tune_command
     from .eval.cli_cost import cost_command
     from .eval.cli_generate import generate_command
@@ -40,6 +41,7 @@ def build_app():
     app.command("schema")(schema_command)
     app.command("import")(import_command)
     app.command("export")(export_command)
+    app.add_typer(bench_app, name="bench")
     app.command("list")(list_command)
     app.command("doctor")(doctor_command)
 
