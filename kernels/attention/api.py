@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, choose
+from . import pallas_tpu
 from .mask import AttentionMask
 from .reference import attention_reference
 from .xla import attention_xla
@@ -15,8 +17,14 @@ from .xla import attention_xla
 IMPLEMENTATIONS = {
     "reference": Implementation(attention_reference),
     "xla": Implementation(attention_xla),
+    "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
 }
-PREFERRED = ("xla",)
+# By platform, fastest first.
+PREFERRED = {
+    "cpu": ("xla",),
+    "gpu": ("xla",),
+    "tpu": ("pallas_tpu", "xla"),
+}
 
 
 def attention(
@@ -61,7 +69,8 @@ def attention(
             f"want {(batch, queries)} and {(batch, k.shape[1])}"
         )
     options = {"scale": 1 / math.sqrt(head_dim) if scale is None else scale, "soft_cap": soft_cap}
-    name = choose("attention", IMPLEMENTATIONS, PREFERRED, implementation, q, k, v, mask, **options)
+    preferred = PREFERRED[target_platform()]
+    name = choose("attention", IMPLEMENTATIONS, preferred, implementation, q, k, v, mask, **options)
     return IMPLEMENTATIONS[name].run(q, k, v, mask, **options)
 
 

@@ -23,3 +23,12 @@ SHAPES = {
     "7b_prefill": AttentionShape(1, 4096, 4096, 32, 32, 128),
     "8b_decode": AttentionShape(8, 1, 8192, 32, 8, 128),
 }
+
+# `pallas_tpu`: the most rows (queries times G) and keys of a block, the unit of rows (a tile of
+# bfloat16), of keys and of a head's width (whole lanes of a register), and how many programs fill
+# a chip: when few rows look at many keys, the keys are cut to get as many.
+TPU_ROWS = 512
+TPU_KEYS = 512
+TPU_ROW_UNIT = 16
+TPU_LANES = 128
+TPU_PROGRAMS = 2
