@@ -170,7 +170,7 @@ def _dot(a, b, contract) -> Array:
 
 
 def _load(block: _Block, masked: bool):
-    """k and v; zeros where nothing was written, for that memory may hold NaN."""
+    """Keys and values; zeros where nothing was written, for that memory may hold NaN."""
     k, v = block.k[...], block.v[...]
     if masked:
         written = block.written[...] != 0

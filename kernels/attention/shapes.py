@@ -32,3 +32,9 @@ TPU_KEYS = 512
 TPU_ROW_UNIT = 16
 TPU_LANES = 128
 TPU_PROGRAMS = 2
+
+# `xla` on a CPU: bytes of float32 scores up to which all queries are scored together; bytes that
+# are scored together beyond that (they should stay in a core's own cache); the unit of queries.
+CPU_SCORES_MAX = 16 * 2**20
+CPU_SCORES_AT_ONCE = 2**20
+CPU_QUERIES_UNIT = 16

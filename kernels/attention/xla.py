@@ -1,9 +1,15 @@
 """Attention for XLA: grouped heads without repeating keys, scores in float32."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from ..compat import target_platform
+from ..pallas_common import pad_axis, round_up
+from . import shapes
 from .mask import AttentionMask
 
 
@@ -16,7 +22,55 @@ def attention_xla(
     scale: float,
     soft_cap: float | None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """Same function as the reference; the key/value heads are never repeated in memory."""
+    """Same function as the reference; the key/value heads are never repeated in memory.
+
+    On a CPU, scores too many for its caches are made for some queries at a time, and again in the
+    backward pass, so that main memory never holds them.
+    """
+    attend = functools.partial(_attend, scale=scale, soft_cap=soft_cap)
+    at_once = _queries_at_once(q.shape, k.shape[1])
+    if at_once == q.shape[1]:
+        return attend(q, k, v, mask)
+    batch, queries = q.shape[:2]
+    padded = round_up(queries, at_once)
+
+    def cut(x, fill=0):
+        if x is None:
+            return None
+        x = pad_axis(x, 1, padded, fill)
+        return jnp.moveaxis(x.reshape(batch, -1, at_once, *x.shape[2:]), 1, 0)
+
+    def some(part):
+        q, q_lo, q_hi, q_segment, q_tag, tree = part
+        by_query = {"q_lo": q_lo, "q_hi": q_hi, "q_segment": q_segment, "q_tag": q_tag}
+        return attend(q, k, v, mask._replace(**by_query, tree=tree))
+
+    parts = (
+        cut(q),
+        cut(mask.q_lo),
+        cut(mask.q_hi),
+        cut(mask.q_segment, -1),
+        cut(mask.q_tag),
+        cut(mask.tree, False),
+    )
+    found = jax.lax.map(jax.checkpoint(some, prevent_cse=False), parts)
+    out, log_total = (
+        jnp.moveaxis(x, 0, 1).reshape(batch, padded, *x.shape[3:])[:, :queries] for x in found
+    )
+    return out, log_total
+
+
+def _queries_at_once(q_shape: tuple[int, ...], keys: int) -> int:
+    """Returns how many queries to score together: all, or what a CPU's nearest caches hold."""
+    batch, queries, heads, _ = q_shape
+    bytes_per_query = 4 * batch * heads * keys
+    if target_platform() != "cpu" or bytes_per_query * queries <= shapes.CPU_SCORES_MAX:
+        return queries
+    unit = shapes.CPU_QUERIES_UNIT
+    return min(queries, max(shapes.CPU_SCORES_AT_ONCE // bytes_per_query // unit, 1) * unit)
+
+
+def _attend(q, k, v, mask, *, scale, soft_cap):
     batch, queries, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, -1, head_dim)

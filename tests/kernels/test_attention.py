@@ -1,12 +1,13 @@
 """Attention: the mask rule by brute force, and every implementation against the reference."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from genlab.kernels.attention import AttentionMask, attention, merge_attention
+from genlab.kernels.attention import AttentionMask, attention, merge_attention, shapes
 from genlab.kernels.attention.api import IMPLEMENTATIONS, PREFERRED
 from genlab.kernels.attention.mask import causal_mask
 from genlab.kernels.dispatch import KernelArgumentError
@@ -121,6 +122,35 @@ def test_implementations_equal_the_reference(name, options):
     for a, b in zip(*gradients, strict=True):
         assert np.isfinite(b).all()
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1, 2, 3])
+def test_some_queries_at_a_time_equal_all_at_once(unit, monkeypatch):
+    q, k, v = inputs(11)
+    mask = random_mask(12, tags=True, pinned=True, tree=True)
+    call = functools.partial(attention, mask=mask, soft_cap=2.0, implementation="xla")
+    want = call(q, k, v)
+    gradient = jax.grad(loss_of("xla", mask, soft_cap=2.0), argnums=(0, 1, 2))
+    want_gradient = gradient(q, k, v)
+    monkeypatch.setattr(shapes, "CPU_SCORES_MAX", 0)
+    monkeypatch.setattr(shapes, "CPU_SCORES_AT_ONCE", 0)
+    monkeypatch.setattr(shapes, "CPU_QUERIES_UNIT", unit)
+    assert "scan" in str(jax.make_jaxpr(call)(q, k, v))
+    for a, b in zip(call(q, k, v), want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    for a, b in zip(gradient(q, k, v), want_gradient, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
+    poisoned = jnp.where(mask.key_is_written()[:, :, None, None], v, jnp.nan)
+    np.testing.assert_array_equal(call(q, k, poisoned)[0], call(q, k, v)[0])
+
+
+def test_scores_that_caches_hold_are_made_in_one_piece():
+    def loops(length):
+        shape = jax.ShapeDtypeStruct((1, length, 12, 64), jnp.float32)
+        masks = jax.eval_shape(lambda: causal_mask(1, length))
+        return "scan" in str(jax.make_jaxpr(attention)(shape, shape, shape, masks))
+
+    assert not loops(512) and loops(1024)
 
 
 @pytest.mark.parametrize("name", ON_CPU)
