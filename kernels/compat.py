@@ -1,7 +1,9 @@
 """What differs between JAX releases and devices; nothing else in the package asks."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -61,3 +63,14 @@ def compute_capability() -> float:
         return float(getattr(device, "compute_capability", 0.0))
     except ValueError:  # ROCm answers with the name of an architecture
         return 0.0
+
+
+def load_with_layout(ref: Any, layout: Any) -> jax.Array:
+    """Reads shared memory into the registers of a warpgroup in a layout of Mosaic GPU.
+
+    It may be a layout that reads slowly. JAX 0.10 wants an index, which later releases refuse.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    index = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
+    return plgpu.load(ref, *index, layout=layout, optimized=False)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..compat import target_platform
 from ..dispatch import Implementation, check_array, choose, valid_mask
-from . import pallas_tpu, reference, tree, xla
+from . import pallas_mosaic_gpu, pallas_tpu, pallas_triton, reference, tree, xla
 
 _OP = "selective_scan"
 
@@ -17,6 +17,8 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "xla_associative": Implementation(xla.run_associative, xla.supports_associative),
     "xla_chunked": Implementation(xla.run_chunked),
     "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
+    "pallas_mosaic_gpu": Implementation(pallas_mosaic_gpu.run, pallas_mosaic_gpu.supports),
+    "pallas_triton": Implementation(pallas_triton.run, pallas_triton.supports),
 }
 
 
@@ -134,11 +136,11 @@ def _preferred(length: int) -> tuple[str, ...]:
     """Names for this device and length, fastest first."""
     if length == 1:
         return ("xla_sequential",)
+    if (platform := target_platform()) == "cpu":
+        return ("xla_chunked",)
+    kernels = {"gpu": ("pallas_mosaic_gpu", "pallas_triton"), "tpu": ("pallas_tpu",)}
     # Behind the kernels comes the parallel form where it fits: a loop over time crawls there.
-    return {
-        "cpu": ("xla_chunked",),
-        "tpu": ("pallas_tpu", "xla_associative", "xla_chunked"),
-    }.get(target_platform(), ("xla_associative", "xla_chunked"))
+    return (*kernels[platform], "xla_associative", "xla_chunked")
 
 
 def _check(x, dt, A, B, C, D, z, state) -> None:

@@ -35,3 +35,11 @@ TPU_SHORTEST = 16
 TPU_LANES = 128
 TPU_STATE_VALUES = 8192
 TPU_MAX_STATES = 128
+
+# `pallas_mosaic_gpu`: steps of a segment, for each of which the backward pass holds a quarter of a
+# state in shared memory (64 KiB at M = 16, so that three blocks fit); the most state dimensions.
+GPU_SEGMENT = 32
+GPU_MAX_STATES = 32
+
+# `pallas_triton`: the most state dimensions; more would spill.
+TRITON_MAX_STATES = 64

@@ -2,11 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 from genlab.kernels.compat import assume_platform
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as pltriton
+
+# JAX 0.10 can only lower Mosaic GPU's kernels.
+HAS_GPU_INTERPRETER = hasattr(plgpu, "InterpretGPUParams")
 
 PLATFORM = {"pallas_mosaic_gpu": "gpu", "pallas_tpu": "tpu", "pallas_triton": "gpu"}
 
@@ -22,7 +27,8 @@ def interpreted(implementation: str) -> Iterator[None]:
             with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
                 yield
         else:  # `True`: as plain operations of XLA, block by block
-            with pltpu.force_tpu_interpret_mode(True):
+            one_thread = mock.patch.object(pltriton, "debug_barrier", lambda: None)
+            with pltpu.force_tpu_interpret_mode(True), one_thread:
                 yield
 
 

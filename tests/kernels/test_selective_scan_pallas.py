@@ -7,14 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from genlab.kernels import dispatch
 from genlab.kernels.compat import assume_platform
 from genlab.kernels.dispatch import KernelArgumentError
-from genlab.kernels.selective_scan import selective_scan, shapes
+from genlab.kernels.selective_scan import (
+    pallas_mosaic_gpu,
+    pallas_triton,
+    selective_scan,
+    shapes,
+)
 
-from .interpreted import PLATFORM, interpreted, simulated_tpu
+from .interpreted import HAS_GPU_INTERPRETER, PLATFORM, interpreted, simulated_tpu
 from .lowering import kernels_in, lowered_text
 
-BACKENDS = ("pallas_tpu",)
+BACKENDS = tuple(PLATFORM)
+QUICK = ("pallas_tpu", "pallas_triton")
+# Mosaic GPU's interpreter is slow: one case by default, the others with the slow tests.
+RUN = (*QUICK, "pallas_mosaic_gpu") if HAS_GPU_INTERPRETER else QUICK
+EACH = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in RUN[len(QUICK) :])]
 BLOCK = 4
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 7)
 CUDA = {"gpu": "cuda", "tpu": "tpu"}
@@ -27,6 +37,11 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(shapes, "TPU_SHORTEST", 1)
     monkeypatch.setattr(shapes, "TPU_LANES", 4)
     monkeypatch.setattr(shapes, "TPU_STATE_VALUES", 20)
+    monkeypatch.setattr(shapes, "GPU_SEGMENT", BLOCK)
+    monkeypatch.setattr(pallas_triton, "LANES", 4)
+    monkeypatch.setattr(pallas_mosaic_gpu, "LANES", 4)
+    monkeypatch.setattr(pallas_mosaic_gpu, "TOGETHER", 2)
+    monkeypatch.setattr(pallas_mosaic_gpu, "_TILE", 2)
 
 
 def make(length, inner=6, states=5, batch=2, dtype=np.float32):
@@ -90,14 +105,16 @@ def check(implementation, arguments, weights, rtol=2e-5, **options):
     return got
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
-@pytest.mark.parametrize("length", [BLOCK + 1, 2 * BLOCK])
+@pytest.mark.parametrize(
+    ("implementation", "length"),
+    [*((name, BLOCK + 1) for name in RUN), *((name, 2 * BLOCK) for name in QUICK)],
+)
 def test_all_results_and_gradients_equal_the_reference(implementation, length):
     check(implementation, *make(length), **documents(length))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", RUN)
 @pytest.mark.parametrize("with_documents", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("inner", "states"), [(8, 4), (5, 3), (3, 16)])
@@ -106,14 +123,14 @@ def test_every_length_and_odd_sizes(implementation, length, with_documents, inne
     check(implementation, *make(length, inner, states), **options)
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", EACH)
 def test_skip_gate_and_state_are_optional(implementation):
     arguments, weights = make(BLOCK + 1)
     bare = {k: v for k, v in arguments.items() if k not in ("D", "z", "state")}
     check(implementation, bare, weights)
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", EACH)
 def test_bfloat16_is_scanned_in_float32(implementation):
     arguments, weights = make(BLOCK + 1, dtype=jnp.bfloat16)
     got = check(implementation, arguments, weights, rtol=2**-7, **documents(BLOCK + 1))
@@ -122,7 +139,7 @@ def test_bfloat16_is_scanned_in_float32(implementation):
     assert_equal({"final": got["final"]}, {"final": want["final"]})
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", EACH)
 def test_padding_and_an_unwritten_state_are_never_read(implementation):
     length = 2 * BLOCK
     arguments, weights = make(length)
@@ -141,7 +158,7 @@ def test_padding_and_an_unwritten_state_are_never_read(implementation):
     assert_equal(got, want)
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", EACH)
 def test_strong_decay_stays_finite_and_exact(implementation):
     arguments, weights = make(2 * BLOCK)
     arguments["dt"][:, ::3] = 50.0
@@ -194,7 +211,9 @@ def test_it_lowers_at_the_size_of_mamba_2_8b(implementation, function, monkeypat
     assert max(np.prod([int(n) for n in size[:-1].split("x")]) for size in sizes) <= B * T * E
 
 
-@pytest.mark.parametrize(("platform", "chosen"), [("tpu", "pallas_tpu")])
+@pytest.mark.parametrize(
+    ("platform", "chosen"), [("tpu", "pallas_tpu"), ("gpu", "pallas_mosaic_gpu")]
+)
 def test_the_default_is_the_kernel_where_there_is_one(platform, chosen, monkeypatch):
     monkeypatch.undo()
     text = lowered_text(CUDA[platform], forward, described(shapes.MAMBA_2_8B))
@@ -211,10 +230,20 @@ def test_it_says_why_it_cannot_run(implementation):
         selective_scan(**make(3)[0], implementation=implementation)
 
 
-def test_too_many_state_dimensions_are_refused():
-    call = functools.partial(forward, implementation="pallas_tpu")
+@pytest.mark.parametrize("implementation", BACKENDS)
+def test_too_many_state_dimensions_are_refused(implementation):
+    call = functools.partial(forward, implementation=implementation)
     arguments = described(shapes.MAMBA_2_8B._replace(states=256))
-    with assume_platform("tpu"):
-        with pytest.raises(KernelArgumentError, match="pallas_tpu: M is 256; the kernel holds"):
+    with assume_platform(PLATFORM[implementation]):
+        with pytest.raises(KernelArgumentError, match=f"{implementation}: M is 256; the kernel"):
             jax.eval_shape(call, arguments)
         jax.eval_shape(forward, arguments)
+
+
+def test_an_older_gpu_gets_the_kernel_made_for_it(monkeypatch):
+    monkeypatch.setattr(dispatch, "compute_capability", lambda: 8.6)
+    with assume_platform("gpu"):
+        with pytest.raises(KernelArgumentError, match="needs a GPU of compute capability 9"):
+            selective_scan(**make(3)[0], implementation="pallas_mosaic_gpu")
+        jaxpr = jax.make_jaxpr(forward)(described(shapes.MAMBA_2_8B))
+    assert "name=selective_scan_forward" in str(jaxpr)
