@@ -3,7 +3,8 @@
     pip install genlab[peers]
     PYTHONSAFEPATH=1 python tests/interop/make_fixtures.py [NAME ...]
 
-Run it outside of the checkout's root: transformers probes for a package called `kernels`. Each
+Run it outside of the checkout's root: transformers probes for a package called `kernels`. With
+`--other FOLDER` it writes checkpoints of other sizes there, whose rows are grown further. Each
 folder gets the checkpoint as `save_pretrained` writes it and `expected.npz`:
 
     tokens, logits            (B T), (B T V): whole rows
@@ -12,9 +13,9 @@ folder gets the checkpoint as `save_pretrained` writes it and `expected.npz`:
                               for models that fill masks, of which the rows have some
 """
 
+import argparse
 import copy
 import inspect
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,13 @@ def rope(kind: str, **settings: object) -> dict:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **settings}}
 
 
+LLAMA3 = rope(
+    "llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
 SSM = {
     key: SMALL[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size", "eos_token_id")
 }
@@ -64,13 +72,7 @@ CASES: dict[str, tuple[str, dict, dict]] = {
         "Llama",
         SMALL
         | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}
-        | rope(
-            "llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=16,
-        ),
+        | LLAMA3,
         {},
     ),
     "llama_biases": (
@@ -163,6 +165,60 @@ CASES: dict[str, tuple[str, dict, dict]] = {
 }
 
 
+# Other sizes for `--other`: name -> (class, config, how it is saved). All shapes differ.
+WIDE = SMALL | {
+    "hidden_size": 60,
+    "intermediate_size": 68,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 5,
+    "vocab_size": 131,
+    "max_position_embeddings": 128,
+}
+WIDE_ALL_HEADS = {key: value for key, value in WIDE.items() if key != "num_key_value_heads"}
+WIDE_SSM = {key: WIDE[key] for key in SSM}
+OTHER_NEW = 64
+# Deeper and wider recurrences with larger matrices would carry float32's own rounding to 1e-4.
+CALM = {"gain": 1.0}
+OTHER: dict[str, tuple[str, dict, dict]] = {
+    "llama": ("Llama", WIDE | {"tie_word_embeddings": True} | rope("linear", factor=2.0), {}),
+    "mistral": ("Mistral", WIDE | {"sliding_window": 7, "head_dim": 4}, {}),
+    "qwen2": ("Qwen2", WIDE | {"use_sliding_window": False}, {"max_shard_size": "90KB"}),
+    "qwen3": ("Qwen3", WIDE | {"head_dim": 10} | LLAMA3, {}),
+    "gpt_neox": ("GPTNeoX", WIDE_ALL_HEADS | {"num_attention_heads": 5, "rotary_pct": 0.5}, {}),
+    "mixtral": ("Mixtral", WIDE | {"num_local_experts": 4, "sliding_window": 9}, {}),
+    "mamba": ("Mamba", WIDE_SSM | {"state_size": 7, "expand": 3, "conv_kernel": 3}, CALM),
+    "mamba2": (
+        "Mamba2",
+        WIDE_SSM
+        | {"state_size": 10, "head_dim": 20, "num_heads": 6, "n_groups": 3, "chunk_size": 8}
+        | {"tie_word_embeddings": True},
+        CALM,
+    ),
+    "bert": (
+        "Bert",
+        WIDE_ALL_HEADS | MASKED | {"num_attention_heads": 5, "hidden_act": "gelu_new"},
+        {},
+    ),
+    "roberta": ("Roberta", WIDE_ALL_HEADS | MASKED | {"pad_token_id": 1, "bos_token_id": 0}, {}),
+    "jamba": (
+        "Jamba",
+        WIDE
+        | {"num_hidden_layers": 4, "num_experts": 4, "attn_layer_period": 3}
+        | {"attn_layer_offset": 2, "mamba_d_state": 7, "mamba_expand": 3},
+        CALM,
+    ),
+    "bamba": (
+        "Bamba",
+        WIDE
+        | {"attn_layer_indices": [0, 2], "num_attention_heads": 5, "attention_bias": True}
+        | {"num_key_value_heads": 1, "mamba_n_heads": 6, "mamba_d_head": 20}
+        | {"mamba_n_groups": 3, "mamba_d_state": 10, "mamba_chunk_size": 8},
+        CALM,
+    ),
+}
+
+
 def randomise(model: torch.nn.Module, generator: torch.Generator, gain: float = 1.5) -> None:
     """Gives every parameter a size at which its role shows in the logits.
 
@@ -186,9 +242,9 @@ def randomise(model: torch.nn.Module, generator: torch.Generator, gain: float = 
 
 
 def causal_rows(
-    model: torch.nn.Module, tokens: np.ndarray, lengths: tuple[int, ...]
+    model: torch.nn.Module, tokens: np.ndarray, lengths: tuple[int, ...], new: int
 ) -> dict[str, np.ndarray]:
-    """What a causal model makes of the rows.
+    """What a causal model makes of the rows, and `new` tokens that it adds to them.
 
     Each call has a copy of the model: dynamic rotary phases remember the longest call.
     """
@@ -205,8 +261,8 @@ def causal_rows(
             torch.tensor(tokens),
             attention_mask=torch.ones_like(torch.tensor(tokens)),
             do_sample=False,
-            max_new_tokens=NEW,
-            min_new_tokens=NEW,
+            max_new_tokens=new,
+            min_new_tokens=new,
             eos_token_id=None,
             pad_token_id=0,
         )
@@ -255,9 +311,9 @@ def left_padded(tokens: np.ndarray, lengths: tuple[int, ...]) -> tuple[np.ndarra
     return padded, valid
 
 
-def make(name: str) -> None:
-    """Writes one fixture."""
-    kind, settings, how = CASES[name]
+def make(folder: Path, case: tuple[str, dict, dict], new: int) -> None:
+    """Writes one checkpoint."""
+    kind, settings, how = case
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**settings)
     masked = "mask_token_id" in settings
@@ -270,7 +326,6 @@ def make(name: str) -> None:
     model.eval()
     lengths = how.pop("lengths", LENGTHS)
     model = model.to(getattr(torch, how.pop("dtype", "float32")))
-    folder = FIXTURES / name
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
@@ -278,12 +333,26 @@ def make(name: str) -> None:
     # Read again: `to` would have rounded tables of phases that are computed in float32 otherwise.
     model = model_class.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH))
-    rows = masked_rows if masked else causal_rows
-    np.savez_compressed(folder / "expected.npz", **rows(model, tokens, lengths))
+    if masked:
+        found = masked_rows(model, tokens, lengths)
+    else:
+        found = causal_rows(model, tokens, lengths, new)
+    np.savez_compressed(folder / "expected.npz", **found)
     size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{name}: {size / 1000:.0f} kB, {sorted(file.name for file in folder.iterdir())}")
+    print(f"{folder.name}: {size / 1000:.0f} kB, {sorted(file.name for file in folder.iterdir())}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--other", type=Path, metavar="FOLDER")
+    chosen = parser.parse_args()
+    cases, into, new = (CASES, FIXTURES, NEW)
+    if chosen.other is not None:
+        cases, into, new = OTHER, chosen.other, OTHER_NEW
+    for name in chosen.names or cases:
+        make(into / name, cases[name], new)
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or CASES:
-        make(chosen)
+    main()
