@@ -20,6 +20,8 @@ from ..train.device import prepare_device
 from ..train.interop.chat import chat_template_of
 from ..train.run_folder import SOURCE, Run, load_run
 from .constraints import one_constraint
+from .fill import Filled
+from .fill import fill as fill_blanks
 from .formatting import printable
 from .generate import Generation, Generator, Options, Prompt
 from .text_stream import check_stops
@@ -69,6 +71,9 @@ def generate_command(
     choice: Annotated[
         list[str] | None, typer.Option(help="The answer is one of these; give it repeatedly.")
     ] = None,
+    fill: Annotated[
+        bool, typer.Option("--fill", help="Fill the masks of each prompt, such as [MASK].")
+    ] = False,
     chat: Annotated[
         bool, typer.Option("--chat", help="Each prompt is a message to a chat model.")
     ] = False,
@@ -95,8 +100,8 @@ def generate_command(
     """Continues prompts with trained models of any family.
 
     The filters apply in this order: ids that are no text or that --regex, --json-schema or --choice
-    leave out, temperature, top-k, top-p, min-p. Those three need an autoregressive run. With
-    several runs, --steps and --order go to those that take them.
+    leave out, temperature, top-k, top-p, min-p. Those three need an autoregressive run, --fill
+    one of masked diffusion. With several runs, --steps and --order go to those that take them.
     """
     if stream + canvas + as_json + watch > 1:
         raise ConfigError(
@@ -106,6 +111,11 @@ def generate_command(
     if watch and len(prompts) > 1:
         raise ConfigError(f"--watch: got {len(prompts)} prompts, want one for all runs")
     _check_replay(replay, watch)
+    _check_fill(
+        fill,
+        {"--stream": stream, "--canvas": canvas, "--watch": watch, "--chat": chat,
+         "--max-new": max_new is not None},
+    )  # fmt: skip
     if chat and (watch or truncate_prompt):
         other = "--watch" if watch else "--truncate-prompt"
         raise ConfigError(f"--chat: does not go with {other}; leave out one of them")
@@ -137,7 +147,7 @@ def generate_command(
         )
         for one, decoding in zip(loaded, decodings, strict=True)
     ]
-    if max_new is None:
+    if max_new is None and not fill:
         fits = min(
             _fits(one, own, truncate_prompt) for one, own in zip(generators, given, strict=True)
         )
@@ -153,8 +163,12 @@ def generate_command(
     for one, own in zip(chosen, given, strict=True):
         if len(chosen) > 1 and not as_json:
             _say(f"=== {one.name}")
-        results = _answers(one, own, prompts, stream=stream, canvas=canvas, silent=as_json)
         about = {"run": one.name} if len(chosen) > 1 else {}
+        if fill:
+            filled = _fill(one, prompts, silent=as_json)
+            records += [about | text._asdict() for text in filled]
+            continue
+        results = _answers(one, own, prompts, stream=stream, canvas=canvas, silent=as_json)
         records += [about | result._asdict() for result in results]
         _notes(results, options)
     if as_json:
@@ -265,6 +279,22 @@ def _chosen(runs: list[Path], generators: list[Generator], options: Options) -> 
             generator.grammar(own.constraint)  # refuses before any run computes
         chosen.append(Chosen(name, generator, own))
     return chosen
+
+
+def _check_fill(fill: bool, others: dict[str, bool]) -> None:
+    given = [name for name, there in others.items() if there]
+    if fill and given:
+        raise ConfigError(f"--fill: does not go with {given[0]}; leave out one of them")
+
+
+def _fill(one: Chosen, prompts: list[str], *, silent: bool) -> list[Filled]:
+    """Fills the blanks of all prompts with one run, and prints the texts."""
+    results = fill_blanks(one.generator, prompts, one.options)
+    for number, result in enumerate(results):
+        if not silent:
+            _heading(prompts, number)
+            _say(result.text)
+    return results
 
 
 def _answers(

@@ -124,7 +124,7 @@ class Generator:
             )
         self.model, self.decoding, self.tokenizer = model, decoding, tokenizer
         specials = tokenizer.specials
-        self._forbidden = sorted(
+        self.forbidden = sorted(
             {specials.bos, specials.pad, specials.mask} - set(tokenizer.stop_ids)
             | set(tokenizer.unused_ids().tolist())
         )
@@ -256,7 +256,7 @@ class _Job:
             top_p=options.top_p,
             min_p=options.min_p,
             steps=steps,
-            forbidden_ids=[*generator._forbidden, *beyond],
+            forbidden_ids=[*generator.forbidden, *beyond],
             stop_ids=list(tokenizer.stop_ids),
         )
         self.masks: RowMasks | None = None
@@ -268,8 +268,8 @@ class _Job:
                 )
             self.masks = generator.grammar(options.constraint).start(batch)
         self.state: DecodeState | None = None
-        width = min(_bucket(max(self.read)), config.max_len)
-        self.max_len = min(_bucket(width + options.max_new), config.max_len)
+        width = min(bucket(max(self.read)), config.max_len)
+        self.max_len = min(bucket(width + options.max_new), config.max_len)
         self.everything = self.max_len + max(steps, 0)
         self.tokens = np.zeros((batch, width), np.int32)
         for row, ids in enumerate(self.prompts):
@@ -407,6 +407,6 @@ def _known(place: tuple[bool, int]) -> bool:
     return place[0]
 
 
-def _bucket(length: int) -> int:
+def bucket(length: int) -> int:
     """The next power of two, so that few widths exist."""
     return max(SMALLEST_BUCKET, 2 ** math.ceil(math.log2(max(1, length))))

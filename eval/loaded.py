@@ -23,6 +23,7 @@ from ..train.data.tokenizer import Tokenizer
 from ..train.interop.import_run import load_params_of, open_checkpoint
 from ..train.run_folder import CONFIG, load_run
 from ..train.yaml_loader import validate
+from .fill import Filled, fill
 from .generate import Generation, Generator, Options, Prompt
 
 
@@ -68,17 +69,38 @@ class Loaded:
             ConfigError: no such option, or a wrong value.
             CapacityError: the prompt is too long.
         """
+        generator = self._asked("generate", options)
+        several = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], str)
+        prompts: Any = list(prompt) if several else [prompt]
+        answers = generator.generate(prompts, Options(**options))
+        return answers if several else answers[0]
+
+    def fill(self, text: str | Sequence[str], **options: Any) -> Filled | list[Filled]:
+        """Fills the masks of a text, or of several.
+
+        Args:
+            text: with the tokenizer's mask, such as `[MASK]`, at each blank.
+            **options: see `genlab.eval.fill.fill`.
+
+        Raises:
+            ConfigError: a text has no blank, the model fills none, or an option is wrong.
+            CapacityError: a text is too long.
+        """
+        generator = self._asked("fill", options)
+        texts = [text] if isinstance(text, str) else list(text)
+        filled = fill(generator, texts, Options(**options))
+        return filled[0] if isinstance(text, str) else filled
+
+    def _asked(self, verb: str, options: dict[str, Any]) -> Generator:
+        """The generator, made once; refuses options that there are not."""
         unknown = sorted(set(options) - set(Options.__dataclass_fields__))
         if unknown:
             known = ", ".join(Options.__dataclass_fields__)
-            raise ConfigError(f"generate: no option {unknown[0]!r}; there are {known}")
+            raise ConfigError(f"{verb}: no option {unknown[0]!r}; there are {known}")
         if self._generator is None:
             decoding = self.decoding.build(self.tokenizer.specials, self.paradigm)
             self._generator = Generator(self.model, decoding, self.tokenizer)
-        several = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], str)
-        prompts: Any = list(prompt) if several else [prompt]
-        answers = self._generator.generate(prompts, Options(**options))
-        return answers if several else answers[0]
+        return self._generator
 
     def log_likelihood(self, text: str | Sequence[str], *, seed: int = 0) -> Likelihood:
         """Negative log-likelihood of texts in nats, all their tokens, each row begun with BOS.

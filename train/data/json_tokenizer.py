@@ -95,8 +95,9 @@ class JsonTokenizer(Tokenizer):
 
     The tokenizer of an imported checkpoint has an entry `genlab` beside those of the format, which
     says what the checkpoint's own files say: `specials`, the four ids; `stop_ids`, all that end an
-    answer; `vocab_size`, the rows of the model; `adds_bos`, whether texts begin with BOS. Nothing
-    is appended to it then: the model has no rows for it.
+    answer; `vocab_size`, the rows of the model; `adds_bos`, whether texts begin with BOS; and
+    perhaps `adds_eos`, whether they end with EOS. Nothing is appended to it then: the model has no
+    rows for it.
     """
 
     def __init__(self, text: str, *, kind: str, origin: str) -> None:
@@ -162,6 +163,7 @@ class JsonTokenizer(Tokenizer):
         )
         if own is not None:
             self.stop_ids, self.adds_bos = tuple(own["stop_ids"]), own["adds_bos"]
+            self.adds_eos = own.get("adds_eos", False)
         changed = first_difference(self, ROUND_TRIP_PROBES)
         if changed is not None:
             normalizer = (data.get("normalizer") or {}).get("type")
@@ -178,7 +180,7 @@ class JsonTokenizer(Tokenizer):
         Raises:
             DataError: it is malformed, or the vocabulary is larger than the model's.
         """
-        if not isinstance(own, dict) or set(own) != OWN_KEYS:
+        if not isinstance(own, dict) or set(own) - {"adds_eos"} != OWN_KEYS:
             raise DataError(f"{origin}: its entry {OWN!r} wants {', '.join(sorted(OWN_KEYS))}")
         size, ids = own["vocab_size"], (*own["specials"], *own["stop_ids"])
         largest = max(vocabulary, key=vocabulary.__getitem__, default="")

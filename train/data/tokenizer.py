@@ -87,6 +87,7 @@ class Tokenizer(abc.ABC):
         lossy_reason: None, or why some text does not survive `decode(encode(text))`.
         stop_ids: the ids that end an answer; EOS and, in some imported checkpoints, others.
         adds_bos: False for imported checkpoints whose texts do not begin with BOS.
+        adds_eos: True for imported checkpoints whose texts, when they are whole, end with EOS.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Tokenizer(abc.ABC):
         self.drops_first_space = drops_first_space
         self.lossy_reason: str | None = None
         self.stop_ids: tuple[int, ...] = (specials.eos,)
-        self.adds_bos = True
+        self.adds_bos, self.adds_eos = True, False
         self._pieces = list(pieces)
         names = sorted(self.special_tokens, key=len, reverse=True)
         self._special_pattern = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")

@@ -96,15 +96,18 @@ def import_tokenizer(
         reason = " ".join(str(error).split())
         raise DataError(f"{folder / VOCABULARY}: not a valid tokenizer.json: {reason}") from None
     ids = _special_ids(config.raw, settings, generation, library, folder, vocab_size, masked)
+    whole = library.encode("a").ids
     adds_bos = settings.get("add_bos_token")
     if not isinstance(adds_bos, bool):
-        adds_bos = library.encode("a").ids[:1] == [ids.specials.bos]
+        adds_bos = whole[:1] == [ids.specials.bos]
     data[OWN] = {
         "specials": list(ids.specials),
         "stop_ids": ids.stop_ids,
         "vocab_size": vocab_size,
         "adds_bos": adds_bos,
     }
+    if masked:  # others begin texts that the model is to go on with
+        data[OWN]["adds_eos"] = whole[-1:] == [ids.specials.eos]
     tokenizer = JsonTokenizer(json.dumps(data), kind="file", origin=str(folder / VOCABULARY))
     return Imported(tokenizer, tokenizer.lossy_reason)
 
