@@ -1,5 +1,6 @@
 """The commands `import` and `export`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -7,10 +8,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from ..errors import CheckpointError, ConfigError
 from ..paradigms.model import abstract_model
+from ..train.files import write_text
 from ..train.interop.export_run import export_run
-from ..train.interop.import_run import import_checkpoint
-from ..train.run_folder import load_run
+from ..train.interop.hub import Fetched, fetch_checkpoint, is_hub_id
+from ..train.interop.import_run import import_checkpoint, is_imported
+from ..train.run_folder import SOURCE, load_run
 
 Dtype = Annotated[str | None, typer.Option(help="float32 or bfloat16; as it is when left out.")]
 
@@ -26,8 +30,16 @@ def _bar(console: Console) -> Progress:
 
 
 def import_command(
-    source: Annotated[Path, typer.Argument(help="A checkpoint's folder, as transformers has it.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint's folder, a .gguf file, or an id on the Hugging Face Hub."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The run folder to make.")],
+    revision: Annotated[
+        str | None, typer.Option(help="Of an id: a commit, branch or tag; the main branch if not.")
+    ] = None,
     dtype: Dtype = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an imported run that is there.")
@@ -35,22 +47,44 @@ def import_command(
 ) -> None:
     """Turns a published checkpoint into a run folder, which every other command takes.
 
-    Every key of its config.json is either implemented or named in an error.
+    Every key of its config.json is either implemented or named in an error. An id such as
+    HuggingFaceTB/SmolLM2-135M-Instruct is downloaded first; the same command resumes that.
     """
+    fetched = _fetched(source, revision, out, overwrite=overwrite)
     console = Console(stderr=True)
     with _bar(console) as bar:
         task = bar.add_task("import", total=None)
         imported = import_checkpoint(
-            source,
+            Path(source) if fetched is None else fetched.folder,
             out,
             dtype=dtype,
             overwrite=overwrite,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+    if fetched is not None:
+        about = {"id": fetched.hub_id, "commit": fetched.commit}
+        write_text(out / SOURCE / "hub.json", json.dumps(about, indent=2) + "\n")
     if imported.tokenizer.note is not None:
         typer.echo(f"note: {imported.tokenizer.note}", err=True)
     params = abstract_model(imported.model).num_params()
     typer.echo(f"{out}: {imported.architecture.name}, {params:,} parameters")
+
+
+def _fetched(source: str, revision: str | None, out: Path, *, overwrite: bool) -> Fetched | None:
+    """Downloads a source that is an id; None for one that lies here.
+
+    Raises:
+        CheckpointError: see `fetch_checkpoint`; or `out` is taken, which is better said before.
+        ConfigError: see `fetch_checkpoint`; or a revision of a path.
+    """
+    if Path(source).exists() or not is_hub_id(source):
+        if revision is not None:
+            raise ConfigError(f"--revision {revision!r}: is of an id on the Hub, got {source!r}")
+        return None
+    taken = out.is_file() or (out.is_dir() and any(out.iterdir()))
+    if taken and not (overwrite and is_imported(out)):
+        raise CheckpointError(f"{out}: is taken; choose another folder, or --overwrite")
+    return fetch_checkpoint(source, revision=revision)
 
 
 def export_command(
