@@ -33,3 +33,8 @@ FEW_STEPS = 4
 TPU_LANES = 128
 TPU_SHORTEST = 16
 TPU_STATE_VALUES = 131072
+
+# Kernels for GPUs: heads of a group that share a program; for `pallas_triton`, the most values of a
+# head's state, which is held in registers with the chunk's matrices.
+GPU_HEADS = 8
+TRITON_STATE_VALUES = 16384

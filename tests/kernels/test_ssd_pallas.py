@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from genlab.kernels.compat import assume_platform
 from genlab.kernels.dispatch import KernelArgumentError
-from genlab.kernels.ssd import shapes, ssd
+from genlab.kernels.ssd import pallas_triton, shapes, ssd
 
 from .interpreted import PLATFORM, interpreted, simulated_tpu
 from .lowering import kernels_in, lowered_text
 
-BACKENDS = ("pallas_tpu",)
+BACKENDS = ("pallas_tpu", "pallas_triton")
 BLOCK = 4
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 7)
 OVER_TIME = ("x", "dt", "B", "C")
@@ -27,6 +27,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(shapes, "CHUNK", {"cpu": BLOCK, "gpu": BLOCK, "tpu": BLOCK})
     monkeypatch.setattr(shapes, "TPU_SHORTEST", 1)
     monkeypatch.setattr(shapes, "TPU_STATE_VALUES", 30)
+    monkeypatch.setattr(shapes, "GPU_HEADS", 2)
+    monkeypatch.setattr(pallas_triton, "_LEAST", 1)
 
 
 def make(length, heads=8, channels=3, groups=2, states=5, batch=2, dtype=np.float32):
@@ -210,7 +212,7 @@ def test_it_lowers_at_the_size_of_mamba_2_2_7b(implementation, function, monkeyp
     assert max(np.prod([int(n) for n in size[:-1].split("x")]) for size in sizes) <= borders
 
 
-@pytest.mark.parametrize(("platform", "chosen"), [("tpu", "pallas_tpu")])
+@pytest.mark.parametrize(("platform", "chosen"), [("tpu", "pallas_tpu"), ("gpu", "pallas_triton")])
 def test_the_default_is_the_kernel_where_there_is_one(platform, chosen, monkeypatch):
     monkeypatch.undo()
     text = lowered_text(CUDA[platform], forward, described(shapes.MAMBA2_2_7B))
@@ -232,6 +234,8 @@ def test_it_says_why_it_cannot_run(implementation):
     [
         ("pallas_tpu", {}, {"chunk": 100}, "chunk is 100; the kernel takes 128 or 256"),
         ("pallas_tpu", {"states": 4096}, {}, "a head's state is 64 x 4096; the kernel holds"),
+        ("pallas_triton", {}, {"chunk": 100}, "chunk is 100; the kernel takes 16, 32 or 64"),
+        ("pallas_triton", {"states": 512}, {}, "a head's state is 64 x 512; the kernel holds"),
     ],
 )
 def test_what_a_kernel_cannot_take_goes_to_the_next(
