@@ -15,6 +15,7 @@ from ..kernels.cross_entropy import cross_entropy, weighted_cross_entropy
 from .blocks.shared import FIRST
 from .context import Context, LayerContext
 from .interface import Cost, Out
+from .layers.linear import product
 from .layers.norm import make_norm
 from .layers.params import Build, dropout, weight_bytes
 from .masks import Causal
@@ -196,10 +197,10 @@ class Backbone(nnx.Module):
     def head(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Logits, float32; ids beyond `vocab_size` get no probability."""
         weight, vocab_first = self._head_weight(hidden.dtype)
-        spec = "...d,vd->...v" if vocab_first else "...d,dv->...v"
         if self.output is not None:
             hidden = self.output.transform(hidden)
-        logits = jnp.einsum(spec, hidden, weight, preferred_element_type=jnp.float32)
+        spec = "rd,vd->rv" if vocab_first else "rd,dv->rv"
+        logits = product(hidden, weight, spec, jnp.float32)
         if self.output is not None:
             logits = self.output.biased(logits)
         allowed = self._allowed(None)

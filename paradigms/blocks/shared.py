@@ -9,6 +9,7 @@ from pydantic import Field
 
 from ..config import Config
 from ..context import LayerContext
+from ..layers.linear import linear
 from ..layers.norm import make_norm
 from ..layers.params import Build, count_params, shape_of
 from .block import Block, Mix, Parts
@@ -32,11 +33,13 @@ class SharedConfig(Config):
             arXiv 2411.15242, sec. 2); null for none.
         lora: names of shared matrices, of the attention (w_q, w_k, w_v, w_o) or of the MLP
             (w_gate, w_up, w_down).
+        lora_joined: the changes to w_gate and w_up have one first matrix, as published.
     """
 
     name: Literal["shared"] = "shared"
     lora_rank: int | None = Field(default=None, ge=1)
     lora: tuple[str, ...] = ("w_gate", "w_up")
+    lora_joined: bool = False
 
     def refuses(self, parts: Parts) -> str | None:
         """One or two mixers, the first of them one that reads any width, and an MLP."""
@@ -52,6 +55,9 @@ class SharedConfig(Config):
             )
         if self.lora_rank is not None and not self.lora:
             return "block.lora_rank is set, but block.lora names no matrix"
+        both = self.lora_rank is not None and {"w_gate", "w_up"}.issubset(self.lora)
+        if self.lora_joined and not both:
+            return "block.lora_joined needs lora_rank, and w_gate and w_up in lora"
         return None
 
     def build(self, build: Build, parts: Parts) -> "SharedOwn":
@@ -85,6 +91,7 @@ class SharedOwn(nnx.Module):
         self.mixer_norm = make_norm(build) if has_own else None
         self.dropout_rate = parts.dropout
         self.lora = () if config.lora_rank is None else config.lora
+        self.joined = config.lora_joined
         if self.lora:
             # The shapes of the shared matrices, without making them.
             shapes = nnx.eval_shape(
@@ -100,7 +107,8 @@ class SharedOwn(nnx.Module):
                     known += getattr(shapes.mlp, "adaptable", ())
                     raise ValueError(f"block.lora: no shared matrix {name!r} among {known}")
                 rows, columns = shape_of(getattr(owner, name))
-                setattr(self, f"{name}_down", build.matrix(rows, config.lora_rank))
+                if self._first(name) == name:
+                    setattr(self, f"{name}_down", build.matrix(rows, config.lora_rank))
                 zeros = jnp.zeros((config.lora_rank, columns), jnp.float32)
                 setattr(self, f"{name}_up", nnx.Param(zeros))
 
@@ -113,9 +121,16 @@ class SharedOwn(nnx.Module):
         if not self.lora:
             return None
         return {
-            name: (getattr(self, f"{name}_down")[...], getattr(self, f"{name}_up")[...])
+            name: (
+                getattr(self, f"{self._first(name)}_down")[...],
+                getattr(self, f"{name}_up")[...],
+            )
             for name in self.lora
         }
+
+    def _first(self, name: str) -> str:
+        """Under whose name the first matrix of a change is held."""
+        return "w_gate" if self.joined and name == "w_up" else name
 
 
 class Shared(Block):
@@ -135,7 +150,7 @@ class Shared(Block):
         s = mix(0, self.shared.input_norm(wide))
         adapted = ctx.replace(adapters=self.own.adapters())
         s, aux = self.run_mlp(self.shared.mlp_norm(s), adapted)
-        link = s @ self.own.w_link[...].astype(x.dtype)
+        link = linear(s, self.own.w_link[...]).astype(x.dtype)
         if self.own.mixer is None:
             return x + link, aux
         return x + self.drop(mix(1, self.own.mixer_norm(x + link)), ctx, 0), aux

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from ..config import Config
 from .activations import ACTIVATIONS
+from .linear import linear
 from .norm import make_norm
 from .params import Build, plus, shape_of
 
@@ -131,7 +132,7 @@ class Output(nnx.Module):
         """What the head's matrix is applied to."""
         if self.w_transform is None:
             return hidden
-        y = plus(hidden @ self.w_transform[...].astype(hidden.dtype), self.b_transform)
+        y = plus(linear(hidden, self.w_transform[...]), self.b_transform)
         return self.norm(ACTIVATIONS[self.activation](y))
 
     def biased(self, logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:

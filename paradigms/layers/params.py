@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from .linear import linear
+
 
 class Float32Param(nnx.Param):
     """A parameter that stays float32 whatever the compute dtype, and is never decayed.
@@ -79,11 +81,11 @@ def adapted(x: Array, weight: nnx.Param, ctx: Any, name: str) -> Array:
 
     `x W + (x A) B` (LoRA, arXiv 2106.09685, eq. 3): what a shared block's invocations differ in.
     """
-    y = x @ weight[...].astype(x.dtype)
+    y = linear(x, weight[...])
     if ctx.adapters is None or name not in ctx.adapters:
         return y
     down, up = ctx.adapters[name]
-    return y + (x @ down.astype(x.dtype)) @ up.astype(x.dtype)
+    return y + linear(linear(x, down), up)
 
 
 def weight_bytes(module: nnx.Module, bytes_per_value: int) -> float:

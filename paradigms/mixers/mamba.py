@@ -15,6 +15,7 @@ from ...kernels.selective_scan import selective_scan, selective_scan_tree
 from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
+from ..layers.linear import linear, product
 from ..layers.norm import RMSNorm
 from ..layers.params import Build, Float32Param, shape_of
 from .state_space import (
@@ -226,7 +227,7 @@ class Mamba(nnx.Module):
         return refuse_lookahead("mamba", ctx)
 
     def _enter(self, x: Float[Array, "B T D"]) -> tuple[Array, Array]:
-        xz = x @ self.w_in[...].astype(x.dtype)
+        xz = linear(x, self.w_in[...])
         return xz[..., : self.inner], xz[..., self.inner :]
 
     def _run(
@@ -281,19 +282,17 @@ class Mamba(nnx.Module):
 
     def _select(self, x: Float[Array, "B T E"]) -> tuple[Array, Array, Array]:
         """Step sizes (float32), B and C of each token."""
-        selected = x @ self.w_x[...].astype(x.dtype)
+        selected = linear(x, self.w_x[...])
         low = selected[..., : self.dt_rank]
         B = selected[..., self.dt_rank : self.dt_rank + self.state_size]
         C = selected[..., self.dt_rank + self.state_size :]
         if self.select_norms:
             low, B, C = self.dt_norm(low), self.B_norm(B), self.C_norm(C)
-        dt = jnp.matmul(
-            low, self.w_dt[...].astype(x.dtype), preferred_element_type=jnp.float32
-        )
+        dt = product(low.astype(x.dtype), self.w_dt[...], "rd,df->rf", jnp.float32)
         return jax.nn.softplus(dt + self.dt_bias[...]), B, C
 
     def _leave(self, y: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
-        return y @ self.w_out[...].astype(y.dtype)
+        return linear(y, self.w_out[...])
 
     def _A(self) -> Float[Array, "E M"]:
         return -jnp.exp(self.A_log[...])

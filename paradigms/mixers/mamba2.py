@@ -15,6 +15,7 @@ from ...kernels.ssd import ssd, ssd_tree
 from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
+from ..layers.linear import linear
 from ..layers.norm import rms_norm
 from ..layers.params import Build, Float32Param, shape_of
 from .state_space import (
@@ -42,6 +43,7 @@ class Mamba2Config(Config):
         dt_min: lowest step size at initialisation.
         dt_max: highest step size at initialisation.
         dt_floor: no step size begins below this.
+        min_step: no step size ever falls below this (Zamba2's programs); 0 sets no limit.
         a_init_range: decay rates per head begin log-uniform between these.
     """
 
@@ -54,6 +56,7 @@ class Mamba2Config(Config):
     dt_min: float = Field(default=1e-3, gt=0.0)
     dt_max: float = Field(default=0.1, gt=0.0)
     dt_floor: float = Field(default=1e-4, gt=0.0)
+    min_step: float = Field(default=0.0, ge=0.0)
     a_init_range: tuple[float, float] = (1.0, 16.0)
 
     @model_validator(mode="after")
@@ -123,6 +126,7 @@ class Mamba2(nnx.Module):
         self.inner, self.heads, self.head_dim = inner, heads, config.head_dim
         self.groups, self.state_size = config.num_groups, config.state_size
         self.conv_width, self.norm_eps = config.conv_width, build.norm_eps
+        self.min_step = config.min_step
         self.conv_channels = inner + 2 * self.groups * self.state_size
         self.w_in = build.matrix(build.width, inner + self.conv_channels + heads)
         self.conv = conv_kernel(build, config.conv_width, self.conv_channels)
@@ -231,9 +235,11 @@ class Mamba2(nnx.Module):
 
     def _enter(self, x: Float[Array, "B T D"]) -> tuple[Array, Array, Array]:
         """The gate z, the convolution's input and the step sizes (float32)."""
-        split = jnp.matmul(x, self.w_in[...].astype(x.dtype))
+        split = linear(x, self.w_in[...])
         end = self.inner + self.conv_channels
         dt = jax.nn.softplus(split[..., end:].astype(jnp.float32) + self.dt_bias[...])
+        if self.min_step:
+            dt = jnp.maximum(dt, self.min_step)
         return split[..., : self.inner], split[..., self.inner : end], dt
 
     def _run(
@@ -303,7 +309,7 @@ class Mamba2(nnx.Module):
         by_group = (*z.shape[:2], self.groups, -1)
         normed = rms_norm(gated.reshape(by_group), None, self.norm_eps).reshape(z.shape)
         y = (normed * self.norm[...]).astype(z.dtype)
-        return y @ self.w_out[...].astype(y.dtype)
+        return linear(y, self.w_out[...])
 
     def _A(self) -> Float[Array, " N"]:
         return -jnp.exp(self.A_log[...])
