@@ -153,6 +153,16 @@ CASES: dict[str, tuple[str, dict, dict]] = {
         | {"mamba_d_state": 5, "mamba_dt_rank": 4, "mamba_d_conv": 3},
         {},
     ),
+    "zamba2": (
+        "Zamba2",
+        ALL_HEADS
+        | {"hidden_size": 28, "num_hidden_layers": 5, "num_attention_heads": 4, "adapter_rank": 3}
+        | {"layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"]}
+        | {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True}
+        | {"intermediate_size": 20, "mamba_d_state": 6, "n_mamba_heads": 4, "mamba_ngroups": 2}
+        | {"chunk_size": 4},
+        {"gain": 1.0},
+    ),
     "bamba": (
         "Bamba",
         SMALL
@@ -206,6 +216,14 @@ OTHER: dict[str, tuple[str, dict, dict]] = {
         WIDE
         | {"num_hidden_layers": 4, "num_experts": 4, "attn_layer_period": 3}
         | {"attn_layer_offset": 2, "mamba_d_state": 7, "mamba_expand": 3},
+        CALM,
+    ),
+    "zamba2": (
+        "Zamba2",
+        WIDE
+        | {"num_hidden_layers": 4, "num_attention_heads": 10, "adapter_rank": 4}
+        | {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "chunk_size": 8}
+        | {"mamba_d_state": 10, "n_mamba_heads": 6, "mamba_ngroups": 3, "intermediate_size": 36},
         CALM,
     ),
     "bamba": (

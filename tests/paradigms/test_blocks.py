@@ -143,7 +143,9 @@ def test_parallel_heads_equal_their_equation(combine):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_shared_block_equals_its_equation(own):
-    block = {"name": "shared", "lora_rank": 2, "lora": ["w_q", "w_gate"]}
+    block = {"name": "shared", "lora_rank": 2, "lora": ["w_q", "w_gate", "w_up"]}
+    firsts = {"w_q": "w_q", "w_gate": "w_gate", "w_up": "w_gate" if own else "w_up"}
+    block |= {"lora_joined": own}
     mixers = [ATTENTION, ATTENTION] if own else [ATTENTION]
     layers = {"s": {"block": block, "mixers": mixers, "mlp": MLP}, "a": {"mixer": ATTENTION}}
     model = model_of(layers, depth=3)  # s a s: two invocations of the same weights
@@ -154,11 +156,11 @@ def test_a_shared_block_equals_its_equation(own):
         if p is None:
             x = x + attention(norm(x, parts[1]["mixer_norm"]), parts[1]["mixer"])
             continue
-        extra = {name: np.asarray(p[f"{name}_down"]) @ np.asarray(p[f"{name}_up"])
-                 for name in ("w_q", "w_gate")}  # fmt: skip
+        extra = {name: np.asarray(p[f"{first_of}_down"]) @ np.asarray(p[f"{name}_up"])
+                 for name, first_of in firsts.items()}  # fmt: skip
         wide = norm(np.concatenate([x, first], -1), s["input_norm"])
         y = norm(attention(wide, s["mixer"], extra={"w_q": extra["w_q"]}), s["mlp_norm"])
-        link = mlp(y, s["mlp"], {"w_gate": extra["w_gate"]}) @ np.asarray(p["w_link"])
+        link = mlp(y, s["mlp"], extra) @ np.asarray(p["w_link"])
         if own:
             x = x + attention(norm(x + link, p["mixer_norm"]), p["mixer"])
         else:
@@ -263,6 +265,11 @@ REFUSED = [
         "1 values for 2 mixers",
     ),
     ({"x": {"block": {"name": "shared"}, "mixers": [MAMBA], "mlp": MLP}}, "must be attention"),
+    (
+        {"x": {"block": {"name": "shared", "lora_joined": True}, "mixers": [ATTENTION],
+               "mlp": MLP}},
+        "lora_joined needs lora_rank",
+    ),
     ({"x": {"mixer": ATTENTION | {"kv": "reuse"}}}, "needs a layer with kv=publish before it"),
     (
         {"p": {"mixer": ATTENTION | {"kv": "publish"}},

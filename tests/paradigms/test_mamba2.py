@@ -48,7 +48,7 @@ def by_hand(p, u, config):
         mixed = silu((window * p["conv"]).sum(0) + p["conv_bias"])
         x, B, C = np.split(mixed, [inner, inner + G * M])
         x = x.reshape(heads, P)
-        dt = softplus(dt + p["dt_bias"])
+        dt = np.maximum(softplus(dt + p["dt_bias"]), config.min_step)
         y = np.zeros((heads, P))
         for n in range(heads):
             group = n // (heads // G)
@@ -67,12 +67,18 @@ def layer_ctx(length):
 
 
 @pytest.mark.parametrize("length", [LENGTH, 41])
-@pytest.mark.parametrize("change", [{}, {"num_groups": 1, "head_dim": 12, "conv_width": 1}])
+@pytest.mark.parametrize(
+    "change", [{}, {"num_groups": 1, "head_dim": 12, "conv_width": 1}, {"min_step": 0.02}]
+)
 def test_equals_the_paper_token_by_token(change, length):
     config = Mamba2Config(**(SMALL | change))
     mixer, params = make(config)
     u = np.random.default_rng(0).standard_normal((length, WIDTH)).astype(np.float32)
     want, h, window = by_hand(params, u, config)
+    if config.min_step:  # some steps fall below it, and not all do
+        free, _, _ = by_hand(params, u, config.model_copy(update={"min_step": 0.0}))
+        every, _, _ = by_hand(params | {"dt_bias": -99.0}, u, config)
+        assert np.abs(want - free).max() > 1e-2 < np.abs(want - every).max()
     state = mixer.init_state(1, 64, dtype=jnp.bfloat16)
     y, state = jax.jit(mixer.__call__)(jnp.asarray(u)[None], state, layer_ctx(length))
     np.testing.assert_allclose(y[0], want, rtol=1e-3, atol=1e-5)

@@ -202,7 +202,11 @@ def essence(model: ModelConfig) -> dict[str, Any]:
         for key, value in plain.items()
         if key not in _TRAINING_KEYS | {"layers", "pattern", "depth", "max_len"}
     }
-    return top | {f"layer {i}": layers[kind] for i, kind in enumerate(model.stack)}
+    found = {f"layer {i}": layers[kind] for i, kind in enumerate(model.stack)}
+    for i, kind in enumerate(model.stack):
+        if model.layers[kind].block.name == "shared":
+            found[f"layer {i} shares with"] = model.stack.index(kind)
+    return top | found
 
 
 def _spelt_out(node: Any, width: int) -> Any:

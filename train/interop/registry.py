@@ -2,7 +2,7 @@
 
 from ...errors import ConfigError, suggest
 from .architecture import Architecture
-from .architectures import bert, dream, jamba, llada, llama, mamba, mixtral, neox
+from .architectures import bert, dream, jamba, llada, llama, mamba, mixtral, neox, zamba
 from .hf_config import HFConfig
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -11,6 +11,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     mixtral.ARCHITECTURE,
     mamba.ARCHITECTURE,
     jamba.ARCHITECTURE,
+    zamba.ARCHITECTURE,
     bert.ARCHITECTURE,
     llada.ARCHITECTURE,
     dream.ARCHITECTURE,
