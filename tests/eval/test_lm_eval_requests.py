@@ -1,7 +1,10 @@
 """What requests of lm-evaluation-harness become: ids, options, answers."""
 
+import importlib
 import json
 import runpy
+import sys
+import tomllib
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from genlab.errors import CapacityError, ConfigError
 from genlab.eval.generate import Options
+from genlab.eval.lm_eval import __main__ as command_line
 from genlab.eval.lm_eval.encoding import encode, encode_pair
 from genlab.eval.lm_eval.generation import Writer, read_gen_kwargs
 from genlab.paradigms.decoding.plain import Plain
@@ -17,6 +21,7 @@ from genlab.train.data.tokenizer import BytesTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+ROOT = Path(__file__).parents[2]
 SCRIPTED = Path(__file__).parents[1] / "paradigms" / "decoding" / "scripted.py"
 ScriptedModel = runpy.run_path(str(SCRIPTED))["ScriptedModel"]
 BYTES = BytesTokenizer()
@@ -188,3 +193,22 @@ def test_long_prompts_lose_their_beginning():
     assert answers(own, [long], max_gen_toks=5) == ["one"]
     with pytest.raises(CapacityError, match="max_gen_toks 24 leaves no room for a prompt"):
         answers(own, [long], max_gen_toks=24)
+
+
+def test_the_harness_finds_the_model_by_its_entry_point():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["lm_eval.models"]["genlab"].partition(":")
+    found = getattr(importlib.import_module(module), name)
+    # The harness compares this text with the class that registers itself.
+    assert (found.__module__, found.__name__) == (module, name)
+
+
+def test_a_missing_package_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    with pytest.raises(SystemExit) as stop:
+        command_line.main()
+    assert stop.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("genlab: package 'lm_eval") and said.count("\n") == 1
+    assert said.endswith("is missing: pip install 'genlab[lm_eval]'\n")
