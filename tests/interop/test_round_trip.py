@@ -1,6 +1,7 @@
 """Import, export, import: the same bits, and files that transformers would have written."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from genlab.train.interop.export_run import choose, export_run
 from genlab.train.interop.hf_config import HFConfig
 from genlab.train.interop.import_run import import_checkpoint, open_checkpoint
 from genlab.train.interop.registry import ARCHITECTURES, architecture_of
-from genlab.train.interop.tensor_files import TensorFolder
+from genlab.train.interop.tensor_files import Spec, TensorFile, TensorFolder, TensorWriter
 from genlab.train.run_folder import load_run
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -64,6 +65,57 @@ def test_dtypes(tmp_path):
         rounded = original[name].astype(run.model.params["embedding"].dtype).astype(np.float32)
         np.testing.assert_array_equal(found[name], rounded)
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_early_files_and_those_with_more_in_them(imported, tmp_path):
+    """BERT's first files: other names of norms, the head twice, and the other task's tensors."""
+    shutil.copytree(FIXTURES / "bert", tmp_path / "hf")
+    file = TensorFile(FIXTURES / "bert" / "model.safetensors")
+    arrays = {}
+    for name in file.specs:
+        early = name.replace("LayerNorm.weight", "LayerNorm.gamma")
+        arrays[early.replace("LayerNorm.bias", "LayerNorm.beta")] = np.array(file[name])
+    arrays["cls.predictions.decoder.weight"] = arrays["bert.embeddings.word_embeddings.weight"]
+    arrays["cls.predictions.decoder.bias"] = arrays["cls.predictions.bias"]
+    arrays["bert.pooler.dense.weight"] = np.ones((36, 36), np.float32)
+    arrays["cls.seq_relationship.bias"] = np.ones(2, np.float32)
+    arrays["bert.embeddings.position_ids"] = np.arange(20)[None]
+
+    def write():
+        specs = {name: Spec(array.dtype, array.shape) for name, array in arrays.items()}
+        with TensorWriter(tmp_path / "hf" / "model.safetensors", specs) as writer:
+            for name, array in arrays.items():
+                writer.write(name, array)
+            writer.close({"format": "pt"})
+
+    write()
+    import_checkpoint(tmp_path / "hf", tmp_path / "run")
+    mine, same = (flatten(r.model.params) for r in (load_run(tmp_path / "run"), imported("bert")))
+    assert mine.keys() == same.keys()
+    for parameter in mine:
+        np.testing.assert_array_equal(mine[parameter], same[parameter])
+    arrays["cls.predictions.decoder.bias"] = arrays["cls.predictions.bias"] + 1
+    write()
+    with pytest.raises(CheckpointError, match=r"decoder.bias differs from cls.predictions.bias"):
+        open_checkpoint(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("paradigm", "other", "reason"),
+    [
+        ({"name": "masked_diffusion"}, "llama", "paradigm.name='autoregressive'"),
+        ({"name": "masked_diffusion", "shift": True}, "llada", "paradigm.shift=False"),
+        ({"name": "autoregressive"}, "llada", "paradigm.name='masked_diffusion'"),
+    ],
+)
+def test_an_export_keeps_the_way_of_running(imported, tmp_path, paradigm, other, reason):
+    """A model of masked diffusion is no Llama, though its layers are."""
+    model = imported("llama_bfloat16").config.model
+    with pytest.raises(ConfigError, match=reason):
+        choose(model, paradigm, tmp_path, other)
+    if not paradigm.get("shift"):  # Dream has biases, which this model lacks
+        own = {"masked_diffusion": "llada", "autoregressive": "llama"}[paradigm["name"]]
+        assert choose(model, paradigm, tmp_path, None)[0].name == own
 
 
 def test_export_refuses(imported, tmp_path):
