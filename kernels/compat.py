@@ -74,3 +74,11 @@ def load_with_layout(ref: Any, layout: Any) -> jax.Array:
 
     index = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
     return plgpu.load(ref, *index, layout=layout, optimized=False)
+
+
+def transposed(ref: Any) -> Any:
+    """Returns a matrix in shared memory with its axes swapped, as a factor of a product."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    swap = getattr(plgpu, "transpose_ref", None)  # JAX 0.10
+    return ref.transpose((1, 0)) if swap is None else swap(ref, (1, 0))

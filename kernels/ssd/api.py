@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, check_array, choose, valid_mask
-from . import pallas_tpu, pallas_triton, reference, tree, xla
+from . import pallas_mosaic_gpu, pallas_tpu, pallas_triton, reference, tree, xla
 from .shapes import FEW_STEPS
 
 _OP = "ssd"
@@ -17,6 +17,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "xla_sequential": Implementation(xla.run_sequential),
     "xla_chunked": Implementation(xla.run_chunked),
     "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
+    "pallas_mosaic_gpu": Implementation(pallas_mosaic_gpu.run, pallas_mosaic_gpu.supports),
     "pallas_triton": Implementation(pallas_triton.run, pallas_triton.supports),
 }
 
@@ -135,7 +136,11 @@ def _preferred(length: int) -> tuple[str, ...]:
     """Names for this device and length, fastest first."""
     if length <= FEW_STEPS:
         return ("xla_sequential",)
-    kernels = {"cpu": (), "gpu": ("pallas_triton",), "tpu": ("pallas_tpu",)}
+    kernels = {
+        "cpu": (),
+        "gpu": ("pallas_mosaic_gpu", "pallas_triton"),
+        "tpu": ("pallas_tpu",),
+    }
     return (*kernels[target_platform()], "xla_chunked")
 
 

@@ -34,7 +34,9 @@ TPU_LANES = 128
 TPU_SHORTEST = 16
 TPU_STATE_VALUES = 131072
 
-# Kernels for GPUs: heads of a group that share a program; for `pallas_triton`, the most values of a
-# head's state, which is held in registers with the chunk's matrices.
+# Kernels for GPUs: heads of a group that share a program; the most values of a head's state: for
+# `pallas_mosaic_gpu` it fills 48 KiB of the 192 KiB of shared memory that the backward pass takes,
+# for `pallas_triton` it is in registers with the chunk's matrices.
 GPU_HEADS = 8
+GPU_STATE_VALUES = 8192
 TRITON_STATE_VALUES = 16384

@@ -11,10 +11,14 @@ from genlab.kernels.compat import assume_platform
 from genlab.kernels.dispatch import KernelArgumentError
 from genlab.kernels.ssd import pallas_triton, shapes, ssd
 
-from .interpreted import PLATFORM, interpreted, simulated_tpu
+from .interpreted import HAS_GPU_INTERPRETER, PLATFORM, interpreted, simulated_tpu
 from .lowering import kernels_in, lowered_text
 
-BACKENDS = ("pallas_tpu", "pallas_triton")
+BACKENDS = tuple(PLATFORM)
+QUICK = ("pallas_tpu", "pallas_triton")
+# Mosaic GPU's kernel takes bfloat16 and whole tiles only, so it has cases of its own.
+MOSAIC = ["pallas_mosaic_gpu"] if HAS_GPU_INTERPRETER else []
+TILE = 64
 BLOCK = 4
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 7)
 OVER_TIME = ("x", "dt", "B", "C")
@@ -89,14 +93,14 @@ def check(implementation, arguments, weights, rtol=2e-5, **options):
     return got
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 @pytest.mark.parametrize("length", [BLOCK + 1, 2 * BLOCK])
 def test_all_results_and_gradients_equal_the_reference(implementation, length):
     check(implementation, *make(length), **documents(length))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 @pytest.mark.parametrize("with_documents", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("heads", "channels", "groups", "states"), [(4, 2, 1, 8), (3, 5, 3, 3)])
@@ -107,14 +111,14 @@ def test_every_length_and_odd_sizes(
     check(implementation, *make(length, heads, channels, groups, states), **options)
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 def test_skip_and_state_are_optional(implementation):
     arguments, weights = make(BLOCK + 1)
     bare = {k: v for k, v in arguments.items() if k not in ("D", "state")}
     check(implementation, bare, weights)
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 def test_bfloat16_is_computed_in_float32(implementation):
     arguments, weights = make(BLOCK + 1, dtype=jnp.bfloat16)
     got = check(implementation, arguments, weights, rtol=2**-7, **documents(BLOCK + 1))
@@ -123,7 +127,7 @@ def test_bfloat16_is_computed_in_float32(implementation):
     assert_equal({"final": got["final"]}, {"final": want["final"]})
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 def test_padding_and_an_unwritten_state_are_never_read(implementation):
     length = 2 * BLOCK
     arguments, weights = make(length)
@@ -142,7 +146,7 @@ def test_padding_and_an_unwritten_state_are_never_read(implementation):
     assert_equal(got, want)
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 def test_strong_decay_stays_finite_and_exact(implementation):
     arguments, weights = make(2 * BLOCK)
     arguments["dt"][:, ::3] = 50.0
@@ -150,7 +154,7 @@ def test_strong_decay_stays_finite_and_exact(implementation):
     check(implementation, arguments, weights, **documents(2 * BLOCK))
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 def test_weak_decay_after_strong_decay_keeps_its_digits(implementation, monkeypatch):
     # Sums of logs reach -3000 in the chunk; a plain difference of them is off by 1e-4.
     monkeypatch.setattr(shapes, "CHUNK", {"gpu": 64, "tpu": 64})
@@ -163,6 +167,62 @@ def test_weak_decay_after_strong_decay_keeps_its_digits(implementation, monkeypa
         got = ssd(**arguments, implementation=implementation)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=0, atol=2e-6 * float(jnp.abs(w).max()))
+
+
+def make_tiles(length, groups=1):
+    """Arguments that Mosaic GPU's kernel takes: two blocks of heads in a group."""
+    return make(length, 4 * groups, TILE, groups, TILE, dtype=jnp.bfloat16)
+
+
+def check_tiles(implementation, arguments, weights, **options):
+    """Results in bfloat16 within its rounding; those in float32 within its own."""
+    got = check(implementation, arguments, weights, rtol=2**-7, **options)
+    want = everything(arguments, weights, **options, implementation="reference")
+    exact = {k: v for k, v in want.items() if v.dtype == jnp.float32}
+    assert {"final", "dt", "A"} <= exact.keys()
+    assert_equal(got, exact)
+
+
+@pytest.mark.parametrize("implementation", MOSAIC)
+def test_tiles_of_two_chunks_equal_the_reference(implementation):
+    check_tiles(implementation, *make_tiles(TILE + 1), **documents(TILE + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", MOSAIC)
+@pytest.mark.parametrize("length", [1, TILE - 1, TILE, 2 * TILE - 1, 2 * TILE, 2 * TILE + 1, 199])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_tiles_of_every_length_equal_the_reference(implementation, length, groups):
+    options = documents(length) if groups == 1 else {}
+    check_tiles(implementation, *make_tiles(length, groups), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", MOSAIC)
+def test_tiles_without_skip_and_state_and_with_strong_decay(implementation):
+    arguments, weights = make_tiles(TILE + 1)
+    arguments["dt"][:, ::3] = 50.0
+    arguments["A"][0], arguments["A"][1:] = -40.0, -1.0
+    bare = {k: v for k, v in arguments.items() if k not in ("D", "state")}
+    check_tiles(implementation, bare, weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", MOSAIC)
+def test_tiles_never_read_padding_nor_an_unwritten_state(implementation):
+    length = TILE + 1
+    arguments, weights = make_tiles(length)
+    lengths = np.array([TILE - 3, 0], np.int32)
+    options = {"reset": np.tile(np.arange(length) == 0, (2, 1)), "lengths": lengths}
+    poisoned = {k: v.copy() for k, v in arguments.items()}
+    poisoned["state"][0] = np.nan
+    for name in OVER_TIME:
+        for row, valid in enumerate(lengths):
+            poisoned[name][row, valid:] = np.nan
+    want = everything(arguments, weights, **options, implementation="reference")
+    with interpreted(implementation):
+        got = everything(poisoned, weights, **options, implementation=implementation)
+    assert_equal(got, want, rtol=2**-7)
 
 
 def test_no_two_accesses_race_in_the_simulated_tpu(capfd, caplog):
@@ -212,7 +272,9 @@ def test_it_lowers_at_the_size_of_mamba_2_2_7b(implementation, function, monkeyp
     assert max(np.prod([int(n) for n in size[:-1].split("x")]) for size in sizes) <= borders
 
 
-@pytest.mark.parametrize(("platform", "chosen"), [("tpu", "pallas_tpu"), ("gpu", "pallas_triton")])
+@pytest.mark.parametrize(
+    ("platform", "chosen"), [("tpu", "pallas_tpu"), ("gpu", "pallas_mosaic_gpu")]
+)
 def test_the_default_is_the_kernel_where_there_is_one(platform, chosen, monkeypatch):
     monkeypatch.undo()
     text = lowered_text(CUDA[platform], forward, described(shapes.MAMBA2_2_7B))
@@ -234,6 +296,8 @@ def test_it_says_why_it_cannot_run(implementation):
     [
         ("pallas_tpu", {}, {"chunk": 100}, "chunk is 100; the kernel takes 128 or 256"),
         ("pallas_tpu", {"states": 4096}, {}, "a head's state is 64 x 4096; the kernel holds"),
+        ("pallas_mosaic_gpu", {}, {"chunk": 32}, "chunk is 32; the kernel takes 64"),
+        ("pallas_mosaic_gpu", {"channels": 48}, {}, "P is 48 and M is 128; the kernel takes mult"),
         ("pallas_triton", {}, {"chunk": 100}, "chunk is 100; the kernel takes 16, 32 or 64"),
         ("pallas_triton", {"states": 512}, {}, "a head's state is 64 x 512; the kernel holds"),
     ],
@@ -248,3 +312,15 @@ def test_what_a_kernel_cannot_take_goes_to_the_next(
         with pytest.raises(KernelArgumentError, match=f"{implementation}: {reason}"):
             jax.eval_shape(named, arguments)
         jax.eval_shape(functools.partial(forward, **options), arguments)
+
+
+def test_float32_goes_to_the_kernel_by_triton(monkeypatch):
+    monkeypatch.undo()
+    arguments = described(shapes.MAMBA2_2_7B, jnp.float32)
+    named = functools.partial(forward, implementation="pallas_mosaic_gpu")
+    with assume_platform("gpu"):
+        with pytest.raises(
+            KernelArgumentError, match="x has dtype float32; the kernel takes bfloat16"
+        ):
+            jax.eval_shape(named, arguments)
+    assert kernels_in(lowered_text("cuda", forward, arguments)) == {"pallas_triton"}
