@@ -41,26 +41,28 @@ class Backbone(nnx.Module):
         )
         self.config = config
         rows = config.padded_vocab_size
-        self.embedding = build.normal((rows, config.width), 0.02)
+        self.embedding = build.normal((rows, config.embedding_width), 0.02)
         self.inputs = config.inputs.build(build)
         count = config.meta_tokens
         self.meta = build.normal((count, config.width), 0.02) if count else None
         for index, kind in enumerate(config.stack):
+            if config.homes[index] != index:
+                continue
             layer = config.layers[kind]
             parts = layer.parts(config.dropout)
             if hasattr(layer.block, "build_shared") and not hasattr(self, f"shared_{kind}"):
                 setattr(self, f"shared_{kind}", layer.block.build_shared(build, parts))
             setattr(self, f"layer_{index}", layer.block.build(build, parts))
         self.final_norm = make_norm(build) if config.final_norm else None
-        self.output = config.output.build(build, rows)
-        self.w_head = None if config.tie_embeddings else build.matrix(config.width, rows)
+        self.output = config.output.build(build, rows, config.embedding_width)
+        self.w_head = None if config.tie_embeddings else build.matrix(config.head_width, rows)
 
     @property
     def blocks(self) -> list[Any]:
         """The layers in order."""
         blocks = []
-        for index, kind in enumerate(self.config.stack):
-            block = getattr(self, f"layer_{index}")
+        for home, kind in zip(self.config.homes, self.config.stack, strict=True):
+            block = getattr(self, f"layer_{home}")
             shared = getattr(self, f"shared_{kind}", None)
             blocks.append(block if shared is None else block.using(shared))
         return blocks
@@ -260,15 +262,17 @@ class Backbone(nnx.Module):
         self, batch: int, new_tokens: int, context: int, bytes_per_value: int, logits: int
     ) -> dict[str, Cost]:
         """Cost by part (see `Block.cost_parts`), "head" for the head on `logits` tokens a row."""
-        width, rows = self.config.width, self.config.padded_vocab_size
+        config, rows = self.config, self.config.padded_vocab_size
         counters = 3 * 4 * batch  # length, document and its start per row
         # The head is read whole; of the embedding only the rows of the tokens.
-        read = (width * rows * bool(logits) + batch * new_tokens * width) * bytes_per_value
-        head = float(2 * batch * logits * width * rows)
+        read = config.head_width * rows * bool(logits) * bytes_per_value
+        read += batch * new_tokens * config.embedding_width * bytes_per_value
+        head = float(2 * batch * logits * config.head_width * rows)
         ends = [end for end in (self.inputs, self.output, self.final_norm) if end is not None]
         read += sum(weight_bytes(end, bytes_per_value) for end in ends)
         if self.inputs is not None:
             read -= self.inputs.unread_bytes(batch * new_tokens, bytes_per_value)
+            head += batch * new_tokens * self.inputs.flops_per_token
         if self.output is not None:
             head += batch * logits * self.output.flops_per_token
         parts = {"head": Cost(head, 0.0, float(counters), 0.0, float(read))}
@@ -280,7 +284,8 @@ class Backbone(nnx.Module):
 
     def inactive_params(self) -> int:
         """Parameters that one token does not use."""
-        return sum(block.inactive_params() for block in self.blocks)
+        homes, blocks = self.config.homes, self.blocks
+        return sum(blocks[home].inactive_params() for home in set(homes))
 
     def _enter(
         self,

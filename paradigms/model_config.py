@@ -61,6 +61,8 @@ class ModelConfig(Config):
         depth: number of layers; null means once through the pattern. The pattern repeats.
         pattern: names of layer kinds in order.
         layers: the layer kinds by name.
+        share_layers: all layers of a kind have the same parameters (ALBERT, arXiv 1909.11942, sec.
+            3.1); their states are their own.
         max_len: tokens in the longest row, prompt and continuation together.
         vocab_size: V; null is filled in from the tokenizer.
         pad_vocab_to: the embedding's rows are rounded up to a multiple of this; the padded ids
@@ -83,6 +85,7 @@ class ModelConfig(Config):
     depth: int | None = Field(default=None, ge=1)
     pattern: tuple[str, ...] = Field(min_length=1)
     layers: dict[str, LayerConfig]
+    share_layers: bool = False
     max_len: int = Field(ge=2)
     vocab_size: int | None = Field(default=None, ge=1)
     pad_vocab_to: int = Field(default=1, ge=1)
@@ -106,6 +109,11 @@ class ModelConfig(Config):
         reason = self.inputs.refuses(self.max_len, self.meta_tokens)
         if reason is not None:
             raise ValueError(reason)
+        if self.tie_embeddings and self.inputs.width is not None and self.output.transform is None:
+            raise ValueError(
+                f"inputs.width={self.inputs.width} with a tied head needs output.transform, which "
+                "brings the head to that width"
+            )
         reason = check_reuse(m for kind in self.stack for m in self.layers[kind].all_mixers)
         if reason is not None:
             raise ValueError(reason)
@@ -115,6 +123,22 @@ class ModelConfig(Config):
     def stack(self) -> tuple[str, ...]:
         """The kind of every layer, bottom first."""
         return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """For every layer the first one that has its parameters: itself, or one of its kind."""
+        stack = self.stack
+        return tuple(stack.index(k) if self.share_layers else i for i, k in enumerate(stack))
+
+    @property
+    def embedding_width(self) -> int:
+        """Columns of the embedding."""
+        return self.inputs.width or self.width
+
+    @property
+    def head_width(self) -> int:
+        """What the head's matrix reads."""
+        return self.width if self.output.transform is None else self.embedding_width
 
     @property
     def num_layers(self) -> int:

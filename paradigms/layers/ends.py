@@ -28,12 +28,15 @@ class InputConfig(Config):
         token_types: rows of a learnt table of token types, 0 for none. A row holds one text, so
             all its tokens are of the first type; the others come from and go to checkpoints.
         norm: normalise the sum.
+        width: of all these tables and of the embedding; the sum is then projected to D (ALBERT,
+            arXiv 1909.11942, sec. 3.1). Null for tables of width D.
     """
 
     positions: int | None = Field(default=None, ge=2)
     first_position: int = Field(default=0, ge=0)
     token_types: int = Field(default=0, ge=0)
     norm: bool = False
+    width: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _first_is_of_positions(self) -> "InputConfig":
@@ -58,19 +61,27 @@ class InputConfig(Config):
 
 
 class Inputs(nnx.Module):
-    """`norm(x + position + type)`, of what is there."""
+    """`norm(x + position + type) W + b`, of what is there."""
 
     def __init__(self, config: InputConfig, build: Build):
         """Draws the tables as the embedding is drawn."""
-        width, types = build.width, config.token_types
+        width, types = config.width or build.width, config.token_types
         rows = config.positions
         self.first_position = config.first_position
         self.positions = None if rows is None else build.normal((rows, width), 0.02)
         self.token_types = build.normal((types, width), 0.02) if types else None
-        self.norm = make_norm(build) if config.norm else None
+        self.norm = make_norm(build, width) if config.norm else None
+        projects = config.width is not None
+        self.w_project = build.matrix(width, build.width) if projects else None
+        self.b_project = build.zeros(build.width) if projects else None
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of the projection."""
+        return _flops(self.w_project)
 
     def __call__(
-        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+        self, x: Float[Array, "B T d"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T D"]:
         """Adds to the embedding's rows."""
         if self.token_types is not None:
@@ -80,7 +91,10 @@ class Inputs(nnx.Module):
             # Padding may stand at any position; what is read there does not matter.
             at = jnp.clip(positions + self.first_position, 0, table.shape[0] - 1)
             x = x + table[at]
-        return x if self.norm is None else self.norm(x)
+        x = x if self.norm is None else self.norm(x)
+        if self.w_project is None:
+            return x
+        return plus(linear(x, self.w_project[...]), self.b_project)
 
     def unread_bytes(self, tokens: int, bytes_per_value: int) -> float:
         """Bytes of the tables' rows that a call of so many tokens does not read."""
@@ -96,39 +110,37 @@ class OutputConfig(Config):
     """What stands before and behind the head's matrix.
 
     Attributes:
-        transform: `norm(act(x W + b))` before it, with this activation; null for none.
+        transform: `norm(act(x W + b))` before it, with this activation; null for none. Its width is
+            that of the embedding.
         bias: a learnt bias of each id behind it.
     """
 
     transform: Literal["silu", "gelu", "gelu_tanh", "relu"] | None = None
     bias: bool = False
 
-    def build(self, build: Build, rows: int) -> "Output | None":
-        """Makes the frame of a head with that many ids; None where there is none."""
-        return None if self == OutputConfig() else Output(self, build, rows)
+    def build(self, build: Build, rows: int, width: int) -> "Output | None":
+        """Makes the frame of a head with that many ids and an embedding of that width."""
+        return None if self == OutputConfig() else Output(self, build, rows, width)
 
 
 class Output(nnx.Module):
     """The head's frame."""
 
-    def __init__(self, config: OutputConfig, build: Build, rows: int):
+    def __init__(self, config: OutputConfig, build: Build, rows: int, width: int):
         """Draws the transform; the bias begins at zero."""
         self.activation = config.transform
         has = config.transform is not None
-        self.w_transform = build.matrix(build.width, build.width) if has else None
-        self.b_transform = build.zeros(build.width) if has else None
-        self.norm = make_norm(build) if has else None
+        self.w_transform = build.matrix(build.width, width) if has else None
+        self.b_transform = build.zeros(width) if has else None
+        self.norm = make_norm(build, width) if has else None
         self.bias = build.zeros(rows) if config.bias else None
 
     @property
     def flops_per_token(self) -> float:
         """Floating-point operations of the transform."""
-        if self.w_transform is None:
-            return 0.0
-        width, columns = shape_of(self.w_transform)
-        return float(2 * width * columns)
+        return _flops(self.w_transform)
 
-    def transform(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+    def transform(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B d"]:
         """What the head's matrix is applied to."""
         if self.w_transform is None:
             return hidden
@@ -161,3 +173,11 @@ class Output(nnx.Module):
             jnp.concatenate([hidden, ones], axis=-1),
             jnp.concatenate([weight, column], axis=axis),
         )
+
+
+def _flops(matrix: nnx.Param | None) -> float:
+    """Of the product of one token with a matrix that may be missing."""
+    if matrix is None:
+        return 0.0
+    rows, columns = shape_of(matrix)
+    return float(2 * rows * columns)

@@ -145,6 +145,14 @@ CASES: dict[str, tuple[str, dict, dict]] = {
         | {"num_hidden_layers": 1, "hidden_act": "relu", "bos_token_id": 0},
         {},
     ),
+    "albert": (
+        "Albert",
+        ALL_HEADS
+        | MASKED
+        | {"max_position_embeddings": 20, "embedding_size": 20, "pad_token_id": 0}
+        | {"num_hidden_layers": 4, "num_hidden_groups": 2, "num_attention_heads": 3},
+        {},
+    ),
     "jamba": (
         "Jamba",
         SMALL
@@ -211,6 +219,14 @@ OTHER: dict[str, tuple[str, dict, dict]] = {
         {},
     ),
     "roberta": ("Roberta", WIDE_ALL_HEADS | MASKED | {"pad_token_id": 1, "bos_token_id": 0}, {}),
+    "albert": (
+        "Albert",
+        WIDE_ALL_HEADS
+        | MASKED
+        | {"embedding_size": 28, "num_attention_heads": 5, "hidden_act": "gelu"}
+        | {"pad_token_id": 0},
+        {},
+    ),
     "jamba": (
         "Jamba",
         WIDE

@@ -42,7 +42,8 @@ def run_peer(script, *arguments, cwd):
 def check_exports(runs, tmp_path):
     """Exports runs and lets transformers compute their logits again.
 
-    Once with the config that came, once with the one that we write ourselves.
+    Once with the config that came, once with the one that we write ourselves, which leaves the
+    lengths of chunks to transformers and so adds up in another order.
 
     Args:
         runs: name -> (run, arrays of its `expected.npz`).
@@ -58,7 +59,8 @@ def check_exports(runs, tmp_path):
     run_peer("peer_logits.py", *wanted, cwd=tmp_path)
     for folder, logits in wanted.items():
         found = np.load(folder / "logits.npy")
-        np.testing.assert_allclose(found, logits, rtol=1e-5, atol=1e-5, err_msg=folder.name)
+        near = {"rtol": 1e-5, "atol": 1e-5} if folder.suffix == ".kept" else TOLERANCE
+        np.testing.assert_allclose(found, logits, err_msg=folder.name, **near)
 
 
 @jax.jit

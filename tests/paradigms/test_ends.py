@@ -33,10 +33,13 @@ def config_of(**more):
     return ModelConfig.model_validate_json(json.dumps(plain | more))
 
 
-@pytest.fixture(scope="module")
-def model():
+FACTORED = ALL | {"inputs": ALL["inputs"] | {"width": 6}}
+
+
+@pytest.fixture(scope="module", params=["whole", "factored"])
+def model(request):
     """A model whose every parameter matters."""
-    model = build_model(config_of(**ALL), seed=0)
+    model = build_model(config_of(**(ALL if request.param == "whole" else FACTORED)), seed=0)
     draw = np.random.default_rng(0)
     stir = lambda leaf: leaf + 0.3 * draw.standard_normal(leaf.shape).astype(np.float32)  # noqa: E731
     return model.with_params(jax.tree.map(stir, model.params))
@@ -63,6 +66,8 @@ def in_numpy(params, tokens, places):
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     x = p["embedding"][tokens] + p["inputs"]["token_types"][0]
     x = normed(x + p["inputs"]["positions"][2 + places], p["inputs"]["norm"])
+    if "w_project" in p["inputs"]:
+        x = x @ p["inputs"]["w_project"] + p["inputs"]["b_project"]
     m = p["layer_0"]["mlp"]
     h = normed(x, p["layer_0"]["mlp_norm"])
     x = x + gelu(h @ m["w_up"] + m["b_up"]) @ m["w_down"] + m["b_down"]
@@ -98,7 +103,8 @@ def test_positions_count_from_each_document_and_not_over_padding(model, tokens):
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_cross_entropy_is_that_of_the_logits(model, tokens, tied):
     if not tied:
-        untied = build_model(config_of(**ALL, tie_embeddings=False), seed=0)
+        plain = json.loads(model.config.canonical_json) | {"tie_embeddings": False}
+        untied = build_model(ModelConfig.model_validate_json(json.dumps(plain)), seed=0)
         params = {**untied.params, **model.params, "w_head": 0.3 * untied.params["w_head"]}
         model = untied.with_params(params)
     hidden = run(model, tokens, Context())[0]
@@ -123,7 +129,8 @@ def test_the_cross_entropy_is_that_of_the_logits(model, tokens, tied):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_costs_count_what_is_read(model):
+def test_costs_count_what_is_read():
+    model = abstract_model(config_of(**ALL))
     bare = abstract_model(config_of(norm="layer"))
     more = model.cost_parts(2, 3, 0, logits=1)["head"]
     less = bare.cost_parts(2, 3, 0, logits=1)["head"]
@@ -131,6 +138,15 @@ def test_costs_count_what_is_read(model):
     tables = 2 * 3 * WIDTH + WIDTH  # a position of each token, one type
     frame = WIDTH * WIDTH + WIDTH + 24 + 2 * WIDTH
     assert more.weight_bytes - less.weight_bytes == 4 * (tables + 2 * WIDTH + frame - 2 * WIDTH)
+
+
+def test_costs_of_a_factored_embedding():
+    head = abstract_model(config_of(**FACTORED)).cost_parts(2, 3, 0, logits=1)["head"]
+    rows = 24
+    assert head.flops == 2 * (2 * 6 * rows + 2 * 6 * WIDTH) + 6 * 2 * 6 * WIDTH
+    tables = 6 * rows + 2 * 3 * 6 + 2 * 3 * 6 + 6  # the head, tokens, positions, one type
+    project, frame = 6 * WIDTH + WIDTH, WIDTH * 6 + 6 + rows
+    assert head.weight_bytes == 4 * (tables + project + frame + 2 * 6 + 2 * 6)
 
 
 def test_bfloat16_computes_in_bfloat16(model, tokens):
@@ -148,6 +164,7 @@ def test_bfloat16_computes_in_bfloat16(model, tokens):
         ({"inputs": {"first_position": 2}}, "first_position is of positions"),
         ({"inputs": {"positions": 32}, "meta_tokens": 1}, "meta_tokens do not go with"),
         ({"norm": "batch"}, "norm"),
+        ({"inputs": {"width": 6}}, "inputs.width=6 with a tied head needs output.transform"),
         ({"output": {"transform": "tanh"}}, "transform"),
     ],
 )
@@ -160,3 +177,38 @@ def test_learnt_positions_end_somewhere(model):
     assert model.with_max_len(38).config.max_len == 38
     with pytest.raises(ConfigError, match="max_len=39 exceeds the 38 positions"):
         model.with_max_len(39)
+
+
+def test_layers_that_share_their_parameters(tokens):
+    """As if each layer had a copy, states included; the copies are one in the gradient."""
+    mixer = {"name": "attention", "num_heads": 2, "rope_base": None}
+    layers = {
+        "a": {"mixer": mixer, "mlp": {"name": "swiglu", "width": 8}},
+        "b": {"mixer": {"name": "mamba", "state_size": 3}},
+    }
+    stack = {"pattern": ["a", "b"], "layers": layers, "depth": 4}
+    shared = build_model(config_of(**stack, share_layers=True), seed=0)
+    apart = build_model(config_of(**stack), seed=0)
+    assert shared.params.keys() == apart.params.keys() - {"layer_2", "layer_3"}
+    copies = {"layer_2": shared.params["layer_0"], "layer_3": shared.params["layer_1"]}
+    apart = apart.with_params(shared.params | copies)
+    hidden, logits = run(apart, tokens, Context())
+    np.testing.assert_array_equal(run(shared, tokens, Context())[0], hidden)
+
+    @jax.jit
+    def grow(model, state, new):
+        out, state = model(new, state)
+        return model.head(out.hidden), state
+
+    state = shared.init_state(2, T)
+    for at in range(0, T, 3):
+        piece, state = grow(shared, state, tokens[:, at : at + 3])
+        np.testing.assert_allclose(piece, logits[:, at : at + 3], rtol=1e-4, atol=1e-5)
+
+    def loss(params, model):
+        return jnp.sum(model.with_params(params)(tokens)[0].hidden[..., 0] ** 2)
+
+    one = jax.jit(jax.grad(lambda p: loss(p, shared)))(shared.params)["layer_0"]["mlp"]["w_up"]
+    each = jax.jit(jax.grad(lambda p: loss(p, apart)))(apart.params)
+    total = each["layer_0"]["mlp"]["w_up"] + each["layer_2"]["mlp"]["w_up"]
+    np.testing.assert_allclose(one, total, rtol=1e-4, atol=1e-6)

@@ -43,6 +43,7 @@ PROGRAM = {
     "model.depth": ("2", ()),
     "model.pattern": ("[a, a]", ()),
     "model.layers": ("{a: {mlp: {width: 48}}}", ()),
+    "model.share_layers": ("true", ("model.depth=2",)),
     "model.max_len": ("8", ("data.context_length=8", "training.tokens=64")),
     "model.vocab_size": ("260", None),
     "model.pad_vocab_to": ("64", ()),
@@ -77,6 +78,7 @@ ENDS = {
     "inputs.first_position": ("1", ("model.inputs={positions: 2000}",)),
     "inputs.token_types": ("2", ()),
     "inputs.norm": ("true", ()),
+    "inputs.width": ("8", ("model.tie_embeddings=false",)),
     "output.transform": ("gelu", ("model.output={transform: relu}",)),
     "output.bias": ("true", ()),
 }

@@ -204,7 +204,7 @@ def essence(model: ModelConfig) -> dict[str, Any]:
     }
     found = {f"layer {i}": layers[kind] for i, kind in enumerate(model.stack)}
     for i, kind in enumerate(model.stack):
-        if model.layers[kind].block.name == "shared":
+        if model.share_layers or model.layers[kind].block.name == "shared":
             found[f"layer {i} shares with"] = model.stack.index(kind)
     return top | found
 

@@ -2,7 +2,7 @@
 
 from ...errors import ConfigError, suggest
 from .architecture import Architecture
-from .architectures import bert, dream, jamba, llada, llama, mamba, mixtral, neox, zamba
+from .architectures import albert, bert, dream, jamba, llada, llama, mamba, mixtral, neox, zamba
 from .hf_config import HFConfig
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -13,6 +13,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     jamba.ARCHITECTURE,
     zamba.ARCHITECTURE,
     bert.ARCHITECTURE,
+    albert.ARCHITECTURE,
     llada.ARCHITECTURE,
     dream.ARCHITECTURE,
 )
