@@ -17,12 +17,12 @@ from ..data.symbols_tokenizer import SymbolsTokenizer
 from ..data.tokenizer import SpecialIds, Tokenizer
 from .hf_config import HFConfig, read_json
 
-VOCABULARY, SETTINGS, GENERATION = (
-    "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+VOCABULARY, SETTINGS, GENERATION, SPECIALS = (
+    "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
 )  # fmt: skip
 # Files that travel with the run, so that an export gives them back.
 KEPT = (
-    "config.json", VOCABULARY, SETTINGS, GENERATION, "special_tokens_map.json", "vocab.json",
+    "config.json", VOCABULARY, SETTINGS, GENERATION, SPECIALS, "vocab.json",
     "merges.txt", "added_tokens.json", "tokenizer.model", "chat_template.jinja",
 )  # fmt: skip
 
@@ -45,7 +45,7 @@ class TokenizerFiles(NamedTuple):
     Attributes:
         where: it comes from, for messages.
         vocabulary: the parsed `tokenizer.json`; None where there is none.
-        settings: of `tokenizer_config.json`.
+        settings: of `tokenizer_config.json`; where that names no token, `special_tokens_map.json`.
         generation: of `generation_config.json`.
     """
 
@@ -62,11 +62,11 @@ def read_files(folder: Path) -> TokenizerFiles:
         DataError: the vocabulary is damaged or of a kind that is not read.
         CheckpointError: a settings file is unreadable.
     """
-    settings, generation = (
+    settings, generation, specials = (
         read_json(folder / name) if (folder / name).exists() else {}
-        for name in (SETTINGS, GENERATION)
+        for name in (SETTINGS, GENERATION, SPECIALS)
     )
-    return TokenizerFiles(folder, _vocabulary(folder), settings, generation)
+    return TokenizerFiles(folder, _vocabulary(folder), specials | settings, generation)
 
 
 def import_tokenizer(
@@ -138,7 +138,7 @@ def _special_ids(
             return None
         index = library.token_to_id(token)
         if index is None:
-            raise DataError(f"{folder / SETTINGS}: {role}_token {token!r} is not in {VOCABULARY}")
+            raise DataError(f"{folder}: {role}_token {token!r} is not in {VOCABULARY}")
         return index
 
     def listed(values: dict[str, Any], role: str) -> list[int]:
