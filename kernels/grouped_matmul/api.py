@@ -6,16 +6,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, check_array, choose
-from . import reference, xla
+from . import pallas_tpu, reference, xla
 
 _OP = "grouped_matmul"
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(reference.run),
     "xla": Implementation(xla.run),
+    "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
 }
-PREFERRED = ("xla",)
+# Names by platform, fastest first.
+PREFERRED = {"cpu": ("xla",), "gpu": ("xla",), "tpu": ("pallas_tpu", "xla")}
 
 
 def grouped_matmul(
@@ -61,5 +64,6 @@ def grouped_matmul(
     x, w = jnp.asarray(x), jax.tree.map(jnp.asarray, w)
     if x.shape[0] == 0:
         return jnp.zeros((0, w[0].shape[1]), x.dtype)
-    name = choose(_OP, IMPLEMENTATIONS, PREFERRED, implementation, x, w, group_sizes)
+    preferred = PREFERRED[target_platform()]
+    name = choose(_OP, IMPLEMENTATIONS, preferred, implementation, x, w, group_sizes)
     return IMPLEMENTATIONS[name].run(x, w, group_sizes)

@@ -19,6 +19,7 @@ class GroupedMatmulShape(NamedTuple):
 TINY = GroupedMatmulShape(rows=37, groups=4, inner=5, outer=3)
 QUICK = GroupedMatmulShape(rows=2048, groups=8, inner=128, outer=256)
 # Mixtral's 8 experts of which a token takes 2, at the width of a 134M model.
+MIXTRAL_8X7B = GroupedMatmulShape(rows=4096, groups=8, inner=4096, outer=14336)
 MOE_134M_DECODE = GroupedMatmulShape(rows=2, groups=8, inner=768, outer=2048)
 
 # The most rows of a block: fewer waste less at the end of a group, more read a matrix less often.
@@ -40,3 +41,13 @@ def block_rows(rows: int, groups: int, dtype: jnp.dtype) -> int:
     while block * groups < rows and block < MAX_BLOCK[platform]:
         block *= 2
     return min(rows, block)
+
+
+# `pallas_tpu`: rows of a tile and the unit of a shorter one (a tile of bfloat16); the unit of a
+# matrix's sides; columns and bytes of the block of a matrix that is held at a time. In float32 the
+# compiler adds three copies in bfloat16 to it, and all has to fit into 16 MiB.
+TPU_ROWS = 128
+TPU_SHORTEST = 16
+TPU_LANES = 128
+TPU_WIDTH = 512
+TPU_BLOCK_BYTES = 2 * 2**20
