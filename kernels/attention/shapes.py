@@ -33,8 +33,32 @@ TPU_ROW_UNIT = 16
 TPU_LANES = 128
 TPU_PROGRAMS = 2
 
+# `xla`: from so many queries on, heads are turned outwards.
+MANY_QUERIES = 16
+
 # `xla` on a CPU: bytes of float32 scores up to which all queries are scored together; bytes that
-# are scored together beyond that (they should stay in a core's own cache); the unit of queries.
+# are scored together beyond that (they should stay in the last-level cache); the unit of queries.
 CPU_SCORES_MAX = 16 * 2**20
-CPU_SCORES_AT_ONCE = 2**20
+CPU_SCORES_AT_ONCE = 12 * 2**20
 CPU_QUERIES_UNIT = 16
+
+# `pallas_mosaic_gpu`: rows of a warpgroup (fixed by wgmma), how many of them compute, keys of a
+# block forward and backward, blocks that are being copied at a time, the unit of a head's width (a
+# swizzle of 128 bytes) and the widest head, and how many programs fill a chip (an H100's cores).
+GPU_ROWS = 64
+GPU_WARPGROUPS = 2
+GPU_KEYS = 128
+GPU_BACKWARD_KEYS = 64
+GPU_STAGES = 2
+GPU_HEAD_UNIT = 64
+GPU_HEAD_MAX = 128
+GPU_PROGRAMS = 132
+
+# `pallas_triton`: the most rows and keys of a block, the fewest of either and the narrowest head
+# (what a matrix product takes), the widest head, warps and pipeline stages.
+TRITON_ROWS = 64
+TRITON_KEYS = 64
+TRITON_LEAST = 16
+TRITON_HEAD_MAX = 128
+TRITON_WARPS = 4
+TRITON_STAGES = 2

@@ -12,6 +12,8 @@ from ..pallas_common import pad_axis, round_up
 from . import shapes
 from .mask import AttentionMask
 
+_HIDDEN = -1e30  # finite, so that no difference of two is NaN
+
 
 def attention_xla(
     q: Float[Array, "B T N H"],
@@ -71,6 +73,43 @@ def _queries_at_once(q_shape: tuple[int, ...], keys: int) -> int:
 
 
 def _attend(q, k, v, mask, *, scale, soft_cap):
+    """Few queries leave keys and values where they are; many are worth turning heads outwards."""
+    attend = _attend_few if q.shape[1] < shapes.MANY_QUERIES else _attend_many
+    return attend(q, k, v, mask, scale=scale, soft_cap=soft_cap)
+
+
+def _attend_many(q, k, v, mask, *, scale, soft_cap):
+    """By heads, with the rule as a term of the scores, made once for all heads.
+
+    On a CPU at T = S = 512 and 12 heads five times as fast as `_attend_few` (docs/performance.md).
+    """
+    batch, queries, heads, head_dim = q.shape
+    kv_heads = k.shape[2]
+    # Memory that was never written may hold NaN, which no term takes away again.
+    written = mask.key_is_written()[:, :, None, None]
+    k, v = (jnp.moveaxis(jnp.where(written, x, 0), 2, 1) for x in (k, v))
+    q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, -1, head_dim)
+    q = jnp.moveaxis(q, 1, 3)
+    scores = jnp.einsum("bkgth,bksh->bkgts", q, k, preferred_element_type=jnp.float32)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = scores + jnp.where(mask.dense(), 0.0, _HIDDEN)[:, None, None]
+    # A row that sees nothing has its peak at the term itself; above it the weights become zero.
+    peak = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), _HIDDEN / 2)
+    peak = jax.lax.stop_gradient(peak)
+    weight = jnp.exp(scores - peak)
+    total = jnp.sum(weight, axis=-1)
+    out = jnp.einsum(
+        "bkgts,bksh->bkgth", weight.astype(v.dtype), v, preferred_element_type=jnp.float32
+    )
+    safe = jnp.where(total > 0, total, 1.0)
+    out = jnp.moveaxis(out / safe[..., None], 3, 1)
+    log_total = jnp.where(total > 0, jnp.log(safe) + peak[..., 0], -jnp.inf)
+    log_total = jnp.moveaxis(log_total, 3, 1).reshape(batch, queries, heads)
+    return out.reshape(batch, queries, heads, head_dim).astype(q.dtype), log_total
+
+
+def _attend_few(q, k, v, mask, *, scale, soft_cap):
     batch, queries, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, -1, head_dim)
@@ -79,7 +118,7 @@ def _attend(q, k, v, mask, *, scale, soft_cap):
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     visible = mask.dense()[:, None, None]
     # The floor is finite so that a row without any visible key gives weights of zero, not NaN.
-    scores = jnp.where(visible, scores, -1e30)
+    scores = jnp.where(visible, scores, _HIDDEN)
     peak = jnp.max(scores, axis=-1, keepdims=True)
     weight = jnp.where(visible, jnp.exp(scores - peak), 0.0)
     total = jnp.sum(weight, axis=-1)

@@ -18,6 +18,12 @@ ON_CPU = [name for name in IMPLEMENTATIONS if name in ("reference", *PREFERRED["
 FAST = ON_CPU[1:]
 
 
+@pytest.fixture(params=[1, 10**9], ids=["heads outwards", "heads inwards"])
+def either_form(request, monkeypatch):
+    """The XLA form turns heads outwards from a number of queries on."""
+    monkeypatch.setattr(shapes, "MANY_QUERIES", request.param)
+
+
 def inputs(seed=0, dtype=jnp.float32):
     """q, k, v."""
     keys = jax.random.split(jax.random.key(seed), 3)
@@ -106,6 +112,7 @@ def loss_of(implementation, mask, **options):
     return loss
 
 
+@pytest.mark.usefixtures("either_form")
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 2.0}, {"scale": 0.3}])
 def test_implementations_equal_the_reference(name, options):
@@ -124,6 +131,7 @@ def test_implementations_equal_the_reference(name, options):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("either_form")
 @pytest.mark.parametrize("unit", [1, 2, 3])
 def test_some_queries_at_a_time_equal_all_at_once(unit, monkeypatch):
     q, k, v = inputs(11)
@@ -153,6 +161,7 @@ def test_scores_that_caches_hold_are_made_in_one_piece():
     assert not loops(512) and loops(1024)
 
 
+@pytest.mark.usefixtures("either_form")
 @pytest.mark.parametrize("name", ON_CPU)
 def test_unwritten_memory_and_masked_keys_do_nothing(name):
     q, k, v = inputs(5)
