@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, check_array, choose
-from . import pallas_tpu, reference, xla
+from . import pallas_mosaic_gpu, pallas_tpu, reference, xla
 
 _OP = "grouped_matmul"
 
@@ -16,9 +16,14 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(reference.run),
     "xla": Implementation(xla.run),
     "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
+    "pallas_mosaic_gpu": Implementation(pallas_mosaic_gpu.run, pallas_mosaic_gpu.supports),
 }
 # Names by platform, fastest first.
-PREFERRED = {"cpu": ("xla",), "gpu": ("xla",), "tpu": ("pallas_tpu", "xla")}
+PREFERRED = {
+    "cpu": ("xla",),
+    "gpu": ("pallas_mosaic_gpu", "xla"),
+    "tpu": ("pallas_tpu", "xla"),
+}
 
 
 def grouped_matmul(

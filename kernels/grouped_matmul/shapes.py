@@ -51,3 +51,8 @@ TPU_SHORTEST = 16
 TPU_LANES = 128
 TPU_WIDTH = 512
 TPU_BLOCK_BYTES = 2 * 2**20
+
+# `pallas_mosaic_gpu`: pairs of blocks under way at a time (24 KiB each); the most groups, for each
+# of which there is a branch.
+GPU_SLOTS = 4
+GPU_MAX_GROUPS = 64

@@ -10,10 +10,13 @@ from genlab.kernels.compat import assume_platform
 from genlab.kernels.dispatch import KernelArgumentError
 from genlab.kernels.grouped_matmul import grouped_matmul, shapes
 
-from .interpreted import PLATFORM, interpreted, simulated_tpu
+from .interpreted import HAS_GPU_INTERPRETER, PLATFORM, interpreted, simulated_tpu
 from .lowering import kernels_in, lowered_text
 
-BACKENDS = ("pallas_tpu",)
+BACKENDS = ("pallas_mosaic_gpu", "pallas_tpu")
+QUICK = ("pallas_tpu",)
+# Mosaic GPU's kernel takes bfloat16 and whole blocks only, so it has cases of its own.
+MOSAIC = ["pallas_mosaic_gpu"] if HAS_GPU_INTERPRETER else []
 BLOCK = 8
 ROWS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 7)
 D, F = 6, 10
@@ -39,12 +42,12 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(shapes, "TPU_BLOCK_BYTES", 5 * 3 * 4)
 
 
-def make(rows, groups=4, dtype=np.float32, weight_dtype=None):
+def make(rows, groups=4, dtype=np.float32, weight_dtype=None, inner=D, outer=F):
     """Random rows, one matrix per group, and a cotangent."""
     rng = np.random.default_rng(rows)  # NumPy: a jax.random call would compile for every shape
-    x = rng.standard_normal((rows, D), np.float32).astype(dtype)
-    w = rng.standard_normal((groups, D, F), np.float32).astype(weight_dtype or dtype)
-    return x, tuple(w), rng.standard_normal((rows, F), np.float32)
+    x = rng.standard_normal((rows, inner), np.float32).astype(dtype)
+    w = rng.standard_normal((groups, inner, outer), np.float32).astype(weight_dtype or dtype)
+    return x, tuple(w), rng.standard_normal((rows, outer), np.float32)
 
 
 def split(rows, groups=4):
@@ -82,21 +85,21 @@ def check(implementation, x, w, dy, sizes, rtol=1e-5):
     assert_equal(got, want, rtol)
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 @pytest.mark.parametrize("case", SIZES)
 def test_results_and_gradients_equal_the_reference(implementation, case):
     check(implementation, *make(37), SIZES[case])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("groups", [1, 4])
 def test_every_number_of_rows(implementation, rows, groups):
     check(implementation, *make(rows, groups), split(rows, groups))
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 @pytest.mark.parametrize("weight_dtype", [jnp.bfloat16, jnp.float32])
 def test_bfloat16_is_summed_in_float32(implementation, weight_dtype):
     check(
@@ -104,7 +107,7 @@ def test_bfloat16_is_summed_in_float32(implementation, weight_dtype):
     )
 
 
-@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("implementation", QUICK)
 def test_what_no_group_asks_for_is_never_read(implementation):
     sizes = np.array(SIZES["padding"], np.int32)
     x, w, dy = make(37)
@@ -115,6 +118,39 @@ def test_what_no_group_asks_for_is_never_read(implementation):
     with interpreted(implementation):
         got = everything(poisoned, unread, poisoned_dy, sizes, implementation=implementation)
     assert_equal(got, want)
+
+
+def check_tiles(rows, sizes, implementation):
+    """In bfloat16, which the results are rounded to."""
+    arguments = make(rows, len(sizes), jnp.bfloat16, inner=128, outer=256)
+    check(implementation, *arguments, sizes, rtol=2**-7)
+
+
+@pytest.mark.parametrize("implementation", MOSAIC)
+def test_tiles_of_several_groups_equal_the_reference(implementation):
+    check_tiles(100, (9, 0, 70, 10), implementation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", MOSAIC)
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 127, 128, 129, 199])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_tiles_of_every_number_of_rows(implementation, rows, groups):
+    check_tiles(rows, split(rows, groups), implementation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", MOSAIC)
+def test_tiles_never_read_what_no_group_asks_for(implementation):
+    sizes = np.array([70, 0, 9], np.int32)
+    x, w, dy = make(100, 3, jnp.bfloat16, inner=128, outer=128)
+    want = everything(x, w, dy, sizes, implementation="reference")
+    poisoned, poisoned_dy = x.copy(), dy.copy()
+    poisoned[sizes.sum() :], poisoned_dy[sizes.sum() :] = NAN, NAN
+    unread = (w[0], np.full_like(w[1], NAN), w[2])
+    with interpreted(implementation):
+        got = everything(poisoned, unread, poisoned_dy, sizes, implementation=implementation)
+    assert_equal(got, want, rtol=2**-7)
 
 
 def test_no_two_accesses_race_in_the_simulated_tpu(capfd, caplog):
@@ -159,7 +195,9 @@ def test_it_lowers_at_the_size_of_real_models(implementation, function, shape, m
         assert f"tensor<{shape.groups}x{shape.inner}x{shape.outer}x" not in text
 
 
-@pytest.mark.parametrize(("platform", "chosen"), [("tpu", "pallas_tpu")])
+@pytest.mark.parametrize(
+    ("platform", "chosen"), [("tpu", "pallas_tpu"), ("gpu", "pallas_mosaic_gpu")]
+)
 def test_the_default_is_the_kernel_where_there_is_one(platform, chosen, monkeypatch):
     monkeypatch.undo()
     text = lowered_text(CUDA[platform], forward, *described(shapes.MIXTRAL_8X7B))
@@ -169,17 +207,25 @@ def test_the_default_is_the_kernel_where_there_is_one(platform, chosen, monkeypa
 @pytest.mark.parametrize("implementation", BACKENDS)
 def test_it_says_why_it_cannot_run(implementation, monkeypatch):
     monkeypatch.undo()
-    x, w, _ = make(3)
     call = functools.partial(forward, implementation=implementation)
-    sizes = np.array(split(3), np.int32)
+    given = described(shapes.GroupedMatmulShape(rows=3, groups=2, inner=128, outer=96))
     platform = PLATFORM[implementation]
     reason = f"{implementation}: it needs a {platform.upper()}; this program is for a CPU"
     with pytest.raises(KernelArgumentError, match=reason):
-        call(x, w, sizes)
+        jax.eval_shape(call, *given)
     with assume_platform(platform):
-        with pytest.raises(KernelArgumentError, match=f"D is {D}; the kernel takes multiples"):
-            call(x, w, sizes)
-        wide = np.zeros((128, 128), np.float32)
-        mixed = (wide, wide.astype(jnp.bfloat16))
-        with pytest.raises(KernelArgumentError, match=r"w\[1\] has dtype bfloat16, w\[0\] float32"):
-            call(np.zeros((3, 128), np.float32), mixed, sizes[:2])
+        with pytest.raises(KernelArgumentError, match="F is 96; the kernel takes multiples of 128"):
+            jax.eval_shape(call, *given)
+        jax.eval_shape(forward, *given)
+
+
+def test_dtypes_that_a_kernel_cannot_take_are_named():
+    x, _, sizes = described(shapes.GroupedMatmulShape(rows=3, groups=2, inner=128, outer=128))
+    low, high = (jax.ShapeDtypeStruct((128, 128), dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    for platform, name, reason in (
+        ("gpu", "pallas_mosaic_gpu", r"w\[1\] has dtype float32; the kernel takes bfloat16"),
+        ("tpu", "pallas_tpu", r"w\[1\] has dtype float32, w\[0\] bfloat16; they have to agree"),
+    ):
+        call = functools.partial(forward, implementation=name)
+        with assume_platform(platform), pytest.raises(KernelArgumentError, match=reason):
+            jax.eval_shape(call, x, (low, high), sizes)
