@@ -21,10 +21,9 @@ from genlab.paradigms.model import build_model
 VOCAB, MASK, MAX_LEN, WIDTH = 23, 22, 88, 36
 LAYERS = {
     "a": {"mixer": {"name": "attention", "num_heads": 2, "num_kv_heads": 1}},
-    "m": {"mixer": {"name": "mamba", "state_size": 4}},
     "s": {"mixer": {"name": "mamba2", "state_size": 4, "head_dim": 8}},
 }
-PATTERNS = {"transformer": "aa", "mamba2": "s", "hybrid": "ma"}
+PATTERNS = {"transformer": "a", "hybrid": "sa"}
 DIFFUSION = MaskedDiffusion(
     mask_id=MASK, eos_id=1, inverse_t=True, low_discrepancy=True, shift=False, pad_in_loss=False,
     draws=6,
@@ -32,7 +31,7 @@ DIFFUSION = MaskedDiffusion(
 DRAW = np.random.default_rng(3)
 PAIRS = [
     Pair(DRAW.integers(0, MASK, before).tolist(), DRAW.integers(0, MASK, after).tolist())
-    for before, after in [(1, 1), (5, 3), (12, 5), (13, 14), (1, 12), (7, 1), (3, 30)]
+    for before, after in [(1, 1), (5, 3), (11, 5), (13, 14), (1, 12), (7, 1), (3, 29)]
 ]
 
 
@@ -87,7 +86,7 @@ def test_equal_to_direct_computation_whatever_the_batch(name):
     ]
     # Pairs whose continuation is what the model would say, so that some are greedy.
     said = [Pair(c, [int(best[row, len(c) - 1])]) for row, (c, _) in enumerate(PAIRS)]
-    for batch_size in (1, 4) if name == "hybrid" else (4,):
+    for batch_size in (4, 1) if name == "transformer" else (4,):
         scorer = Scorer(net, Autoregressive(), batch_size=batch_size)
         scores = scorer.score([*PAIRS, *said])
         np.testing.assert_allclose(values(scores[: len(PAIRS)]), -nats, rtol=2e-5, atol=2e-5)
@@ -99,12 +98,12 @@ def test_parts_of_a_continuation_add_up():
     """Choices cannot gain from where they are cut."""
     context, continuation = PAIRS[3]
     cuts = [Pair([*context, *continuation[:i]], continuation[i : i + 1]) for i in range(14)]
-    whole, *parts = values(Scorer(model("aa"), Autoregressive()).score([PAIRS[3], *cuts]))
+    whole, *parts = values(Scorer(model("a"), Autoregressive()).score([PAIRS[3], *cuts]))
     assert math.isclose(whole, sum(parts), rel_tol=1e-5)
 
 
 def test_a_uniform_model_is_at_chance():
-    net = model("aa")
+    net = model("a")
     flat = net.with_params(jax.tree.map(jnp.zeros_like, net.params))
     counts = np.array([len(pair.continuation) for pair in PAIRS])
     found = values(Scorer(flat, Autoregressive(), batch_size=4).score(PAIRS))
@@ -112,7 +111,7 @@ def test_a_uniform_model_is_at_chance():
 
 
 def test_truncation_keeps_the_end():
-    scorer = Scorer(model("aa"), Autoregressive(), batch_size=4, max_len=16)
+    scorer = Scorer(model("a"), Autoregressive(), batch_size=4, max_len=16)
     context, continuation = PAIRS[3]
     whole, cut, longer = values(
         scorer.score(
@@ -124,32 +123,32 @@ def test_truncation_keeps_the_end():
         )
     )
     assert whole == pytest.approx(cut, rel=1e-6) and whole == pytest.approx(longer, rel=1e-6)
-    free = Scorer(model("aa"), Autoregressive(), batch_size=4).score([PAIRS[3]])[0]
+    free = Scorer(model("a"), Autoregressive(), batch_size=4).score([PAIRS[3]])[0]
     assert abs(free.log_likelihood - whole) > 1e-2  # the cut part did matter
 
 
 def test_a_longer_continuation_is_scored_in_windows():
-    scorer = Scorer(model("aa"), Autoregressive(), batch_size=4, max_len=16)
+    scorer = Scorer(model("a"), Autoregressive(), batch_size=4, max_len=16)
     context, continuation = PAIRS[6]
     parts = windows(PAIRS[6], 16)
-    assert [len(part.continuation) for part in parts] == [16, 14]
-    assert [len(part.context) for part in parts] == [1, 3]
+    assert [len(part.continuation) for part in parts] == [16, 13]
+    assert [len(part.context) for part in parts] == [1, 4]
     assert [i for part in parts for i in part.continuation] == continuation
-    assert parts[0].context == context[-1:] and parts[1].context == continuation[13:16]
+    assert parts[0].context == context[-1:] and parts[1].context == continuation[12:16]
     whole, *each = scorer.score([PAIRS[6], *parts])
     assert whole.log_likelihood == pytest.approx(sum(s.log_likelihood for s in each), rel=1e-6)
     assert whole.greedy == all(s.greedy for s in each)
 
 
 def test_nothing_to_score():
-    scores = Scorer(model("aa"), Autoregressive()).score([Pair([1], []), PAIRS[0]])
+    scores = Scorer(model("a"), Autoregressive()).score([Pair([1], []), PAIRS[0]])
     assert scores[0] == (0.0, True, 0.0) and scores[1].log_likelihood < 0
-    assert Scorer(model("aa"), Autoregressive()).score([]) == []
+    assert Scorer(model("a"), Autoregressive()).score([]) == []
 
 
 def test_lengths_share_a_few_programs():
-    scorer = Scorer(model("aa"), Autoregressive(), batch_size=4)
-    pairs = [Pair([1] * before, [2] * after) for before in (1, 4, 20) for after in range(1, 9)]
+    scorer = Scorer(model("a"), Autoregressive(), batch_size=4)
+    pairs = [Pair([1] * before, [2] * after) for before in (1, 4, 25) for after in range(1, 9)]
     scorer.score(pairs)
     before = _score_causal._cache_size()
     seen = []
@@ -164,11 +163,12 @@ def test_lengths_share_a_few_programs():
 def test_a_bound_is_the_mean_over_its_draws(shift):
     """The draws' masks, recomputed with the paradigm's own cross-entropy."""
     paradigm = MaskedDiffusion(**vars(DIFFUSION) | {"shift": shift})
-    net = model("aa")
+    net = model("a")
     scorer = Scorer(net, paradigm, batch_size=5, seed=3)
-    scores = scorer.score(PAIRS)
     cross_entropy = jax.jit(lambda net, *rows: paradigm.hidden_nll(net, *rows))
-    for number, pair in enumerate(PAIRS):
+    pairs = PAIRS[:3] if shift else PAIRS
+    scores = scorer.score(pairs)
+    for number, pair in enumerate(pairs):
         rows = list(scorer._rows_of(number, pair))
         assert len(rows) == (1 if len(pair.continuation) == 1 else 7)
         hidden = np.zeros((7, WIDTH), bool)
@@ -184,19 +184,20 @@ def test_a_bound_is_the_mean_over_its_draws(shift):
 
 
 def test_draws_depend_on_ids_and_seed_alone():
-    first, second = (Scorer(model("aa"), DIFFUSION, batch_size=size, seed=3) for size in (5, 2))
-    there = second.score(PAIRS[::-1])[::-1]
-    np.testing.assert_allclose(values(first.score(PAIRS)), values(there), rtol=2e-5)
+    pairs = PAIRS[:3]
+    first, second = (Scorer(model("a"), DIFFUSION, batch_size=size, seed=3) for size in (5, 2))
+    there = second.score(pairs[::-1])[::-1]
+    np.testing.assert_allclose(values(first.score(PAIRS)[:3]), values(there), rtol=2e-5)
     np.testing.assert_allclose(values(first.score(PAIRS[2:3])), values(there[2:3]), rtol=2e-5)
-    other = Scorer(model("aa"), DIFFUSION, batch_size=5, seed=4).score(PAIRS)
-    assert abs(other[3].log_likelihood - there[3].log_likelihood) > 1e-3
+    other = Scorer(model("a"), DIFFUSION, batch_size=5, seed=4).score(pairs)
+    assert abs(other[2].log_likelihood - there[2].log_likelihood) > 1e-3
     assert other[0].log_likelihood == pytest.approx(there[0].log_likelihood, rel=1e-5)  # exact
 
 
 def test_the_estimate_agrees_with_the_paradigms_own():
     draws = 200
     paradigm = MaskedDiffusion(**vars(DIFFUSION) | {"draws": draws})
-    net, pair = model("aa"), PAIRS[1]
+    net, pair = model("a"), PAIRS[1]
     ours = Scorer(net, DIFFUSION, batch_size=5, draws=draws).score([pair])[0]
     theirs = jax.jit(lambda net, batch: paradigm.log_likelihood(net, batch, key=jax.random.key(0)))(
         net, batch_of([pair])
@@ -207,7 +208,7 @@ def test_the_estimate_agrees_with_the_paradigms_own():
 
 
 def test_diffusion_is_greedy_where_all_at_once_is_right():
-    net, (context, continuation) = model("aa"), PAIRS[1]
+    net, (context, continuation) = model("a"), PAIRS[1]
     noisy = jnp.asarray([[*context, *[MASK] * len(continuation)]])
     out, _ = jax.jit(lambda net, rows: net(rows, ctx=Context(mask=Full())))(net, noisy)
     best = np.asarray(net.head(out.hidden)[..., :MASK].argmax(-1))[0, len(context) :]
@@ -229,13 +230,13 @@ def test_diffusion_is_greedy_where_all_at_once_is_right():
 )
 def test_faults(values, said):
     with pytest.raises(ConfigError) as error:
-        Scorer(model("aa"), Autoregressive(), **values)
+        Scorer(model("a"), Autoregressive(), **values)
     assert said in str(error.value)
 
 
 def test_faults_of_a_bound():
     with pytest.raises(ConfigError, match="draws: got 3, want an even number"):
-        Scorer(model("aa"), DIFFUSION, draws=3)
-    assert Scorer(model("aa"), DIFFUSION).draws == 6
-    auto = Scorer(model("aa"), DIFFUSION, batch_size="auto", max_batch_size="8")
+        Scorer(model("a"), DIFFUSION, draws=3)
+    assert Scorer(model("a"), DIFFUSION).draws == 6
+    auto = Scorer(model("a"), DIFFUSION, batch_size="auto", max_batch_size="8")
     assert [auto.rows_per_batch(width) for width in (16, 2048)] == [8, 4]
