@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, choose
-from . import pallas_tpu
+from . import pallas_mosaic_gpu, pallas_tpu, pallas_triton
 from .mask import AttentionMask
 from .reference import attention_reference
 from .xla import attention_xla
@@ -18,11 +18,13 @@ IMPLEMENTATIONS = {
     "reference": Implementation(attention_reference),
     "xla": Implementation(attention_xla),
     "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
+    "pallas_mosaic_gpu": Implementation(pallas_mosaic_gpu.run, pallas_mosaic_gpu.supports),
+    "pallas_triton": Implementation(pallas_triton.run, pallas_triton.supports),
 }
 # By platform, fastest first.
 PREFERRED = {
     "cpu": ("xla",),
-    "gpu": ("xla",),
+    "gpu": ("pallas_mosaic_gpu", "pallas_triton", "xla"),
     "tpu": ("pallas_tpu", "xla"),
 }
 

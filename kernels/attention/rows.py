@@ -211,3 +211,40 @@ def span_of(seen: Bool[Array, "... n"]) -> tuple[Int[Array, "..."], Int[Array, "
     first = jnp.argmax(seen, axis=-1).astype(jnp.int32)
     last = count - 1 - jnp.argmax(seen[..., ::-1], axis=-1).astype(jnp.int32)
     return first, jnp.where(some, last, -1)
+
+
+def block_lists(
+    row_bounds: Int[Array, "B q 8"],
+    key_bounds: Int[Array, "B k 8"],
+    *,
+    tree: bool,
+    splits: int = 1,
+    by_key: bool = False,
+) -> tuple[Int[Array, "B splits q k"], Int[Array, "B splits q 2"]]:
+    """Which blocks of keys a kernel visits for each block of rows, in each part of the keys.
+
+    Args:
+        row_bounds: from `row_bounds`.
+        key_bounds: from `key_bounds`.
+        tree: whether the mask has one; then no block is free of the rule.
+        splits: into how many equal parts the keys are cut.
+        by_key: lists blocks of rows for each block of keys instead.
+
+    Returns:
+        Blocks, those first in which every row sees every key, then those where the rule decides;
+        each as 2 n + hole, with n its number and hole 1 where some key was not written. And how
+        many there are of the first kind, and of both.
+    """
+    q, k = jnp.moveaxis(row_bounds, 2, 0)[..., None], jnp.moveaxis(key_bounds, 2, 0)[:, :, None]
+    seen = may_see(q, k)
+    every = jnp.zeros_like(seen) if tree else seen & sees_all(q, k)
+    kind = jnp.where(every, 0, jnp.where(seen, 1, 2)).astype(jnp.int32)
+    hole = jnp.broadcast_to((key_bounds[:, None, :, 0] < 0).astype(jnp.int32), kind.shape)
+    if by_key:
+        kind, hole = kind.swapaxes(1, 2), hole.swapaxes(1, 2)
+    kind, hole = (x.reshape(*x.shape[:2], splits, -1).swapaxes(1, 2) for x in (kind, hole))
+    at = jnp.argsort(kind, axis=-1, stable=True).astype(jnp.int32)
+    hole = jnp.take_along_axis(hole, at, axis=-1)
+    start = jnp.arange(splits, dtype=jnp.int32) * kind.shape[-1]
+    count = jnp.stack([jnp.sum(kind <= n, axis=-1, dtype=jnp.int32) for n in (0, 1)], axis=-1)
+    return 2 * (at + start[:, None, None]) + hole, count
