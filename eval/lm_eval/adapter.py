@@ -82,7 +82,6 @@ class GenlabLM(LM):
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise ConfigError(f"steps: got {steps!r}, want a whole number, at least 0")
         self._steps = steps
-        self._seed = values.get("seed", 0)
         self._scorer = Scorer(
             self._model,
             paradigm,
@@ -90,8 +89,9 @@ class GenlabLM(LM):
             max_batch_size=values.get("max_batch_size"),
             max_len=values.get("max_length"),
             draws=values.get("draws"),
-            seed=self._seed,
+            seed=values.get("seed", 0),
         )
+        self._seed = self._scorer.seed
         self.max_length = self._scorer.max_len
         self.batch_size = values.get("batch_size", 1)
         specials = SpecialIds(*self.tokens.specials)

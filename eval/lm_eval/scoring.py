@@ -67,6 +67,7 @@ class Scorer:
     Attributes:
         max_len: ids that the model may take in at once.
         draws: noise levels for a pair; 0 where the likelihood is exact.
+        seed: of the draws.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Scorer:
         """
         whole = model.config.max_len
         self.max_len = whole if max_len is None else _number("max_length", max_len, 2, whole)
-        self._seed = _number("seed", seed, 0)
+        self.seed = _number("seed", seed, 0)
         self._batch_size = batch_size
         if batch_size == AUTO:
             self._most = _number("max_batch_size", AUTO_ROWS if max_batch_size is None
@@ -218,7 +219,7 @@ class Scorer:
         yield _Row(index, -1, tokens, every, 1.0 if count == 1 else 0.0)
         if count == 1:
             return
-        draw = _generator(self._seed, pair)
+        draw = _generator(self.seed, pair)
         for number in range(self.draws):
             level = (number // 2 + draw.random()) / (self.draws // 2)
             hidden = min(int(level * count) + 1, count)
