@@ -263,12 +263,12 @@ def test_what_is_no_checkpoint(serve, names, said):
 
 def test_what_the_hub_refuses(serve, published, monkeypatch):
     state = serve(published)
-    assert "no such folder, and no such checkpoint on the Hub" in refusal("someone/else")
+    assert "no such folder here, and no such checkpoint on the Hub" in refusal("someone/else")
     assert "the Hub has no such revision of it" in refusal(ID, revision="v9")
     state.status = 403
     assert "accept it on the Hub, then `hf auth login`" in refusal(ID)
     monkeypatch.setattr(hub, "hub_api", lambda: HfApi(endpoint="http://127.0.0.1:9", token=False))
-    assert "the Hub cannot be read (what was downloaded is kept): " in refusal(ID)
+    assert "no such folder here, and the Hub cannot be read (what was" in refusal(ID)
 
 
 def test_what_is_an_id(tmp_path):

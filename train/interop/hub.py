@@ -72,7 +72,8 @@ def fetch_checkpoint(hub_id: str, *, revision: str | None = None) -> Fetched:
     """
     where = hub_id if revision is None else f"{hub_id} at {revision}"
     api = hub_api()
-    about = _asked(where, lambda: api.model_info(hub_id, revision=revision))
+    nowhere = "no such folder here, and "
+    about = _asked(where, lambda: api.model_info(hub_id, revision=revision), hint=nowhere)
     commit = str(about.sha)
     names = sorted(file.rfilename for file in about.siblings or ())
 
@@ -191,8 +192,8 @@ def _shards(index: Path) -> list[str]:
     return sorted(files)
 
 
-def _asked(where: str, call: Callable[[], Value]) -> Value:
-    """What a call to the Hub gives; its errors in one line.
+def _asked(where: str, call: Callable[[], Value], *, hint: str = "") -> Value:
+    """What a call to the Hub gives; its errors in one line, after the hint.
 
     Raises:
         CheckpointError: it failed.
@@ -208,8 +209,8 @@ def _asked(where: str, call: Callable[[], Value]) -> Value:
     except errors.RevisionNotFoundError:
         reason = "the Hub has no such revision of it"
     except errors.RepositoryNotFoundError:
-        reason = "no such folder, and no such checkpoint on the Hub (a private one needs HF_TOKEN)"
+        reason = f"{hint}no such checkpoint on the Hub (a private one needs HF_TOKEN)"
     except Exception as error:  # a network's errors are of many unrelated classes
         said = " ".join(str(error).split()) or type(error).__name__
-        reason = f"the Hub cannot be read (what was downloaded is kept): {said[:200]}"
+        reason = f"{hint}the Hub cannot be read (what was downloaded is kept): {said[:200]}"
     raise CheckpointError(f"{where}: {reason}") from None
