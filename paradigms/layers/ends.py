@@ -27,6 +27,7 @@ class InputConfig(Config):
         first_position: the table's row of a document's first token (RoBERTa begins at 2).
         token_types: rows of a learnt table of token types, 0 for none. A row holds one text, so
             all its tokens are of the first type; the others come from and go to checkpoints.
+        scale: factor on the token's row, before all else (Falcon-H1, arXiv 2507.22448).
         norm: normalise the sum.
         width: of all these tables and of the embedding; the sum is then projected to D (ALBERT,
             arXiv 1909.11942, sec. 3.1). Null for tables of width D.
@@ -35,6 +36,7 @@ class InputConfig(Config):
     positions: int | None = Field(default=None, ge=2)
     first_position: int = Field(default=0, ge=0)
     token_types: int = Field(default=0, ge=0)
+    scale: float = Field(default=1.0, gt=0.0)
     norm: bool = False
     width: int | None = Field(default=None, ge=1)
 
@@ -61,13 +63,13 @@ class InputConfig(Config):
 
 
 class Inputs(nnx.Module):
-    """`norm(x + position + type) W + b`, of what is there."""
+    """`norm(scale x + position + type) W + b`, of what is there."""
 
     def __init__(self, config: InputConfig, build: Build):
         """Draws the tables as the embedding is drawn."""
         width, types = config.width or build.width, config.token_types
         rows = config.positions
-        self.first_position = config.first_position
+        self.first_position, self.scale = config.first_position, config.scale
         self.positions = None if rows is None else build.normal((rows, width), 0.02)
         self.token_types = build.normal((types, width), 0.02) if types else None
         self.norm = make_norm(build, width) if config.norm else None
@@ -84,6 +86,8 @@ class Inputs(nnx.Module):
         self, x: Float[Array, "B T d"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T D"]:
         """Adds to the embedding's rows."""
+        if self.scale != 1.0:
+            x = x * self.scale
         if self.token_types is not None:
             x = x + self.token_types[...][0].astype(x.dtype)
         if self.positions is not None:
@@ -113,10 +117,12 @@ class OutputConfig(Config):
         transform: `norm(act(x W + b))` before it, with this activation; null for none. Its width is
             that of the embedding.
         bias: a learnt bias of each id behind it.
+        scale: factor on what the matrix is applied to (Falcon-H1, arXiv 2507.22448).
     """
 
     transform: Literal["silu", "gelu", "gelu_tanh", "relu"] | None = None
     bias: bool = False
+    scale: float = Field(default=1.0, gt=0.0)
 
     def build(self, build: Build, rows: int, width: int) -> "Output | None":
         """Makes the frame of a head with that many ids and an embedding of that width."""
@@ -128,7 +134,7 @@ class Output(nnx.Module):
 
     def __init__(self, config: OutputConfig, build: Build, rows: int, width: int):
         """Draws the transform; the bias begins at zero."""
-        self.activation = config.transform
+        self.activation, self.scale = config.transform, config.scale
         has = config.transform is not None
         self.w_transform = build.matrix(build.width, width) if has else None
         self.b_transform = build.zeros(width) if has else None
@@ -142,10 +148,10 @@ class Output(nnx.Module):
 
     def transform(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B d"]:
         """What the head's matrix is applied to."""
-        if self.w_transform is None:
-            return hidden
-        y = plus(linear(hidden, self.w_transform[...]), self.b_transform)
-        return self.norm(ACTIVATIONS[self.activation](y))
+        if self.w_transform is not None:
+            y = plus(linear(hidden, self.w_transform[...]), self.b_transform)
+            hidden = self.norm(ACTIVATIONS[self.activation](y))
+        return hidden if self.scale == 1.0 else hidden * self.scale
 
     def biased(self, logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
         """Adds the bias."""

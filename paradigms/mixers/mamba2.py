@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jaxtyping import Bool, Float, Int
@@ -38,11 +39,15 @@ class Mamba2Config(Config):
         state_size: M.
         head_dim: P, channels per head; divides expand * D.
         expand: E / D.
+        inner_width: E itself, where it is no multiple of D; null for expand * D.
         num_groups: heads of a group share B and C; divides the number of heads.
         conv_width: W, taps of the causal convolution.
         dt_min: lowest step size at initialisation.
         dt_max: highest step size at initialisation.
         dt_floor: no step size begins below this.
+        multipliers: factors on z, X, B, C and dt as they are projected (Falcon-H1, arXiv
+            2507.22448).
+        gate_norm: normalise what was gated; false for the gate alone (Falcon-H1).
         min_step: no step size ever falls below this (Zamba2's programs); 0 sets no limit.
         a_init_range: decay rates per head begin log-uniform between these.
     """
@@ -51,11 +56,14 @@ class Mamba2Config(Config):
     state_size: int = Field(default=64, ge=1)
     head_dim: int = Field(default=64, ge=1)
     expand: int = Field(default=2, ge=1)
+    inner_width: int | None = Field(default=None, ge=1)
     num_groups: int = Field(default=1, ge=1)
     conv_width: int = Field(default=4, ge=1)
     dt_min: float = Field(default=1e-3, gt=0.0)
     dt_max: float = Field(default=0.1, gt=0.0)
     dt_floor: float = Field(default=1e-4, gt=0.0)
+    multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    gate_norm: bool = True
     min_step: float = Field(default=0.0, ge=0.0)
     a_init_range: tuple[float, float] = (1.0, 16.0)
 
@@ -109,24 +117,23 @@ class Mamba2(nnx.Module):
     """State-space duality (arXiv 2405.21060, section 7 and figure 6).
 
     `z, xBC, dt = u W_in`; `x, B, C = silu(conv(xBC))`; `dt = softplus(dt + bias)`;
-    `y = ssd(x, dt, A, B, C) + D x`; the output is `rms_norm(y * silu(z)) W_out`, the norm over each
-    group's channels.
+    `y = ssd(x, dt, A, B, C) + D x`; the output is `rms_norm(y * silu(z)) W_out`, the norm, if there
+    is one, over each group's channels.
     """
 
     def __init__(self, config: Mamba2Config, build: Build):
         """Draws the two projections, the convolution, and the heads' rates and steps."""
-        inner = config.expand * build.width
+        inner = config.inner_width or config.expand * build.width
         if inner % config.head_dim:
-            raise ValueError(
-                f"head_dim={config.head_dim} does not divide expand * width = {inner}"
-            )
+            what = "expand * width" if config.inner_width is None else "inner_width"
+            raise ValueError(f"head_dim={config.head_dim} does not divide {what} = {inner}")
         heads = inner // config.head_dim
         if heads % config.num_groups:
             raise ValueError(f"num_groups={config.num_groups} does not divide {heads} heads")
         self.inner, self.heads, self.head_dim = inner, heads, config.head_dim
         self.groups, self.state_size = config.num_groups, config.state_size
         self.conv_width, self.norm_eps = config.conv_width, build.norm_eps
-        self.min_step = config.min_step
+        self.min_step, self.multipliers = config.min_step, config.multipliers
         self.conv_channels = inner + 2 * self.groups * self.state_size
         self.w_in = build.matrix(build.width, inner + self.conv_channels + heads)
         self.conv = conv_kernel(build, config.conv_width, self.conv_channels)
@@ -136,7 +143,7 @@ class Mamba2(nnx.Module):
         draw = jax.random.uniform(build.rngs.params(), (heads,), jnp.float32)
         self.A_log = Float32Param(low + draw * (high - low))
         self.D = Float32Param(jnp.ones((heads,), jnp.float32))
-        self.norm = Float32Param(jnp.ones((inner,), jnp.float32))
+        self.norm = Float32Param(jnp.ones((inner,), jnp.float32)) if config.gate_norm else None
         self.w_out = build.matrix(inner, build.width, residual=True)
 
     def init_state(self, batch: int, max_len: int, *, dtype: Any) -> Mamba2State:
@@ -236,6 +243,10 @@ class Mamba2(nnx.Module):
     def _enter(self, x: Float[Array, "B T D"]) -> tuple[Array, Array, Array]:
         """The gate z, the convolution's input and the step sizes (float32)."""
         split = linear(x, self.w_in[...])
+        if any(factor != 1.0 for factor in self.multipliers):
+            groups = self.groups * self.state_size
+            sizes = (self.inner, self.inner, groups, groups, self.heads)
+            split = split * np.repeat(self.multipliers, sizes).astype(split.dtype)
         end = self.inner + self.conv_channels
         dt = jax.nn.softplus(split[..., end:].astype(jnp.float32) + self.dt_bias[...])
         if self.min_step:
@@ -306,6 +317,8 @@ class Mamba2(nnx.Module):
         self, y: Float[Array, "B T N P"], z: Float[Array, "B T E"]
     ) -> Float[Array, "B T D"]:
         gated = y.reshape(z.shape).astype(jnp.float32) * jax.nn.silu(z.astype(jnp.float32))
+        if self.norm is None:
+            return linear(gated.astype(z.dtype), self.w_out[...])
         by_group = (*z.shape[:2], self.groups, -1)
         normed = rms_norm(gated.reshape(by_group), None, self.norm_eps).reshape(z.shape)
         y = (normed * self.norm[...]).astype(z.dtype)

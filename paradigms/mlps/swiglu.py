@@ -21,12 +21,15 @@ class SwiGLUConfig(Config):
         width: F.
         activation: of the gate; with gelu this is GEGLU (eq. 5), `gelu_tanh` its approximation.
         bias: add a learnt bias to each of the three projections.
+        multipliers: factors on the gate inside its activation and on the output (Falcon-H1, arXiv
+            2507.22448).
     """
 
     name: Literal["swiglu"] = "swiglu"
     width: int = Field(ge=1)
     activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
     bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
 
     def build(self, build: Build) -> "SwiGLU":
         """Makes the MLP."""
@@ -40,7 +43,7 @@ class SwiGLU(nnx.Module):
 
     def __init__(self, config: SwiGLUConfig, build: Build):
         """Draws the three projections."""
-        self.activation = config.activation
+        self.activation, self.multipliers = config.activation, config.multipliers
         self.w_gate = build.matrix(build.width, config.width)
         self.w_up = build.matrix(build.width, config.width)
         self.w_down = build.matrix(config.width, build.width, residual=True)
@@ -54,8 +57,11 @@ class SwiGLU(nnx.Module):
         """Returns the output and no losses."""
         gate = plus(adapted(x, self.w_gate, ctx, "w_gate"), self.b_gate)
         up = plus(adapted(x, self.w_up, ctx, "w_up"), self.b_up)
+        of_gate, of_output = self.multipliers
+        gate = gate if of_gate == 1.0 else gate * of_gate
         hidden = ACTIVATIONS[self.activation](gate) * up
-        return plus(adapted(hidden, self.w_down, ctx, "w_down"), self.b_down), {}
+        y = plus(adapted(hidden, self.w_down, ctx, "w_down"), self.b_down)
+        return y if of_output == 1.0 else y * of_output, {}
 
     def cost(self, batch: int, new_tokens: int) -> Cost:
         """Three matrices, no state."""

@@ -1,10 +1,15 @@
 """Configurations as their publishers spell them are read, and nothing in them is passed over."""
 
+import json
+from pathlib import Path
+
 import pytest
 from genlab.errors import ConfigError
 from genlab.paradigms.model import abstract_model
 from genlab.train.interop.hf_config import HFConfig
 from genlab.train.interop.registry import architecture_of
+
+FIXTURES = Path(__file__).parent / "fixtures"
 
 # name -> (config.json, parameters in all). Keys without influence on the model are among them as
 # they are in the published files.
@@ -128,6 +133,38 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "key", "value", "message"), REFUSED)
 def test_what_is_not_implemented_is_named(name, key, value, message):
     config = HFConfig(PUBLISHED[name][0] | {key: value}, name)
+    with pytest.raises(ConfigError, match=message) as error:
+        architecture_of(config).model_config(config)
+    assert "\n" not in str(error.value) and str(error.value).startswith(name)
+
+
+# The same for the fixtures, whose configurations transformers wrote.
+REFUSED_OF_FIXTURES = [
+    ("mamba2", "use_conv_bias", False, "use_conv_bias is False"),
+    ("mamba2", "time_step_limit", [0.0, 0.1], "time_step_limit is"),
+    ("mamba2", "num_heads", 5, "num_heads is 5"),
+    ("bamba", "mamba_d_head", 5, "mamba_d_head is 5"),
+    ("zamba2", "use_long_context", True, "use_long_context is True"),
+    ("zamba2", "add_bias_linear", True, "add_bias_linear is True"),
+    ("zamba2", "rms_norm_eps", 1e-6, "rms_norm_eps is 1e-06"),
+    ("zamba2", "layers_block_type", ["mamba", "hybrid"], "want mamba or hybrid for each of 5"),
+    ("zamba2", "hybrid_layer_ids", [0], "hybrid_layer_ids is"),
+    ("falcon_h1", "attention_bias", True, "attention_bias is True"),
+    ("falcon_h1", "projectors_bias", True, "projectors_bias is True"),
+    ("falcon_h1", "mamba_rms_norm", True, "mamba_norm_before_gate is True"),
+    ("falcon_h1", "ssm_multipliers", [1.0, 1.0], "want 5 numbers"),
+    ("falcon_h1", "mlp_multipliers", [1.0, True], "want 2 numbers"),
+    ("albert", "inner_group_num", 2, "inner_group_num is 2"),
+    ("albert", "num_hidden_groups", 5, "num_hidden_groups is 5, want 1 to 4"),
+    ("albert", "num_memory_blocks", 1, "num_memory_blocks is 1"),
+    ("gpt_neox", "num_key_value_heads", 1, "'num_key_value_heads'"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "message"), REFUSED_OF_FIXTURES)
+def test_what_is_not_implemented_is_named_in_what_transformers_writes(name, key, value, message):
+    raw = json.loads((FIXTURES / name / "config.json").read_text())
+    config = HFConfig(raw | {key: value}, name)
     with pytest.raises(ConfigError, match=message) as error:
         architecture_of(config).model_config(config)
     assert "\n" not in str(error.value) and str(error.value).startswith(name)

@@ -17,10 +17,12 @@ WIDTH, VOCAB, T = 16, 23, 9
 LAYER = {"mlp": {"name": "plain", "width": 24, "activation": "gelu"}}
 ALL = {
     "norm": "layer",
-    "inputs": {"positions": 40, "first_position": 2, "token_types": 3, "norm": True},
-    "output": {"transform": "gelu", "bias": True},
+    "inputs": {
+        "positions": 40, "first_position": 2, "token_types": 3, "norm": True, "scale": 1.5,
+    },
+    "output": {"transform": "gelu", "bias": True, "scale": 0.5},
     "final_norm": False,
-}
+}  # fmt: skip
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 
@@ -64,7 +66,7 @@ def gelu(x):
 def in_numpy(params, tokens, places):
     """Hidden states and logits, from the equations."""
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    x = p["embedding"][tokens] + p["inputs"]["token_types"][0]
+    x = 1.5 * p["embedding"][tokens] + p["inputs"]["token_types"][0]
     x = normed(x + p["inputs"]["positions"][2 + places], p["inputs"]["norm"])
     if "w_project" in p["inputs"]:
         x = x @ p["inputs"]["w_project"] + p["inputs"]["b_project"]
@@ -72,7 +74,7 @@ def in_numpy(params, tokens, places):
     h = normed(x, p["layer_0"]["mlp_norm"])
     x = x + gelu(h @ m["w_up"] + m["b_up"]) @ m["w_down"] + m["b_down"]
     o = p["output"]
-    y = normed(gelu(x @ o["w_transform"] + o["b_transform"]), o["norm"])
+    y = 0.5 * normed(gelu(x @ o["w_transform"] + o["b_transform"]), o["norm"])
     return x, (y @ p["embedding"].T + o["bias"])[..., :VOCAB]
 
 

@@ -30,7 +30,8 @@ def make(config, width=WIDTH, seed=0):
     mixer = config.build(Build(width, 2, 32, EPS, nnx.Rngs(seed)))
     # These begin at constants, where a forgotten one would not show.
     mixer.conv_bias[...] = jnp.linspace(-0.5, 0.5, mixer.conv_bias.shape[0])
-    mixer.norm[...] = jnp.linspace(0.5, 1.5, mixer.norm.shape[0])
+    if mixer.norm is not None:
+        mixer.norm[...] = jnp.linspace(0.5, 1.5, mixer.norm.shape[0])
     mixer.D[...] = jnp.linspace(0.5, 1.5, mixer.D.shape[0])
     params = nnx.to_pure_dict(nnx.state(mixer))
     return mixer, {name: np.asarray(v, np.float64) for name, v in params.items()}
@@ -39,11 +40,12 @@ def make(config, width=WIDTH, seed=0):
 def by_hand(p, u, config):
     """arXiv 2405.21060, section 7, token by token: y (T D), last state (N P M), window."""
     G, M, P = config.num_groups, config.state_size, config.head_dim
-    inner, taps = p["norm"].shape[0], p["conv"].shape[0]
+    inner, taps = p["w_out"].shape[0], p["conv"].shape[0]
+    factors = np.repeat(config.multipliers, (inner, inner, G * M, G * M, inner // P))
     heads = inner // P
     window, h, out = np.zeros((taps, inner + 2 * G * M)), np.zeros((heads, P, M)), []
     for u_t in u:
-        z, xBC, dt = np.split(u_t @ p["w_in"], [inner, 2 * inner + 2 * G * M])
+        z, xBC, dt = np.split((u_t @ p["w_in"]) * factors, [inner, 2 * inner + 2 * G * M])
         window = np.concatenate([window[1:], xBC[None]])
         mixed = silu((window * p["conv"]).sum(0) + p["conv_bias"])
         x, B, C = np.split(mixed, [inner, inner + G * M])
@@ -56,6 +58,9 @@ def by_hand(p, u, config):
             h[n] = np.exp(-dt[n] * np.exp(p["A_log"][n])) * h[n] + dt[n] * np.outer(x[n], B_n)
             y[n] = h[n] @ C_n + p["D"][n] * x[n]
         gated = (y.reshape(-1) * silu(z)).reshape(G, -1)
+        if not config.gate_norm:
+            out.append(gated.reshape(-1) @ p["w_out"])
+            continue
         normed = gated / np.sqrt((gated**2).mean(-1, keepdims=True) + EPS)
         out.append((normed.reshape(-1) * p["norm"]) @ p["w_out"])
     return np.stack(out), h, window[1:]
@@ -68,7 +73,13 @@ def layer_ctx(length):
 
 @pytest.mark.parametrize("length", [LENGTH, 41])
 @pytest.mark.parametrize(
-    "change", [{}, {"num_groups": 1, "head_dim": 12, "conv_width": 1}, {"min_step": 0.02}]
+    "change",
+    [
+        {},
+        {"num_groups": 1, "head_dim": 12, "conv_width": 1},
+        {"min_step": 0.02},
+        {"inner_width": 32, "gate_norm": False, "multipliers": (0.5, 1.5, 0.7, 1.2, 2.0)},
+    ],
 )
 def test_equals_the_paper_token_by_token(change, length):
     config = Mamba2Config(**(SMALL | change))

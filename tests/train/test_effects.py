@@ -77,10 +77,12 @@ ENDS = {
     "inputs.positions": ("1999", ("model.inputs={positions: 2000}",)),
     "inputs.first_position": ("1", ("model.inputs={positions: 2000}",)),
     "inputs.token_types": ("2", ()),
+    "inputs.scale": ("2.0", ()),
     "inputs.norm": ("true", ()),
     "inputs.width": ("8", ("model.tie_embeddings=false",)),
     "output.transform": ("gelu", ("model.output={transform: relu}",)),
     "output.bias": ("true", ()),
+    "output.scale": ("0.5", ()),
 }
 
 # What has its effect outside the update; the tests that show it.

@@ -225,6 +225,9 @@ def _spelt_out(node: Any, width: int) -> Any:
             from ...paradigms.layers.rotary import YarnScaling
 
             scaling["attention_factor"] = YarnScaling(**scaling).amplitude
+    if out.get("name") == "mamba2":
+        out["inner_width"] = out["inner_width"] or out["expand"] * width
+        del out["expand"]
     if out.get("name") == "mamba":
         out["dt_rank"] = out["dt_rank"] or -(-width // 16)
     return out

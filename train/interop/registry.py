@@ -2,7 +2,19 @@
 
 from ...errors import ConfigError, suggest
 from .architecture import Architecture
-from .architectures import albert, bert, dream, jamba, llada, llama, mamba, mixtral, neox, zamba
+from .architectures import (
+    albert,
+    bert,
+    dream,
+    falcon,
+    jamba,
+    llada,
+    llama,
+    mamba,
+    mixtral,
+    neox,
+    zamba,
+)
 from .hf_config import HFConfig
 
 ARCHITECTURES: tuple[Architecture, ...] = (
@@ -12,6 +24,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     mamba.ARCHITECTURE,
     jamba.ARCHITECTURE,
     zamba.ARCHITECTURE,
+    falcon.ARCHITECTURE,
     bert.ARCHITECTURE,
     albert.ARCHITECTURE,
     llada.ARCHITECTURE,
