@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, choose
-from . import pallas_mosaic_gpu, pallas_tpu, pallas_triton
+from . import libraries, pallas_mosaic_gpu, pallas_tpu, pallas_triton
 from .mask import AttentionMask
 from .reference import attention_reference
 from .xla import attention_xla
@@ -20,6 +20,8 @@ IMPLEMENTATIONS = {
     "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
     "pallas_mosaic_gpu": Implementation(pallas_mosaic_gpu.run, pallas_mosaic_gpu.supports),
     "pallas_triton": Implementation(pallas_triton.run, pallas_triton.supports),
+    "cudnn": Implementation(libraries.run_cudnn, libraries.supports_cudnn),
+    "tokamax": Implementation(libraries.run_tokamax, libraries.supports_tokamax),
 }
 # By platform, fastest first.
 PREFERRED = {

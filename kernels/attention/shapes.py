@@ -62,3 +62,6 @@ TRITON_LEAST = 16
 TRITON_HEAD_MAX = 128
 TRITON_WARPS = 4
 TRITON_STAGES = 2
+
+# The widest head that cuDNN takes on every card.
+CUDNN_HEAD_MAX = 128
