@@ -6,27 +6,21 @@ draws that depend on the ids and the seed alone: neither batch size, order nor `
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import Bool, Float, Int
 
 from ...errors import ConfigError
-from ...paradigms.backbone import MASKED
-from ...paradigms.context import Context
 from ...paradigms.interface import Paradigm
-from ...paradigms.masks import Causal, Full
 from ...paradigms.model import Model
+from .forward import score_causal, score_choices, score_hidden
 
 AUTO = "auto"
 AUTO_TOKENS = 8192  # of a batch, padding included, where the batch size is "auto"
 AUTO_ROWS = 64
 SMALLEST_WIDTH = 16  # tokens
-POSITIONS_AT_ONCE = 32  # of a row, whose logits are held at the same time
+CHOICES = 8  # single tokens behind one context that share a row
+Item = TypeVar("Item")
 
 
 class Pair(NamedTuple):
@@ -162,7 +156,11 @@ class Scorer:
         widths = [self._width(len(part.context) + len(part.continuation)) for part in parts]
         for width in sorted(set(widths), reverse=True):
             chosen = [index for index, own in enumerate(widths) if own == width]
-            for index, score in self._score_width(parts, chosen, width):
+            several = [index for index in chosen if len(parts[index].continuation) > 1]
+            single = [index for index in chosen if len(parts[index].continuation) == 1]
+            for index, score in self._score_several(parts, several, width):
+                finish(owners[index], score)
+            for index, score in self._score_single(parts, single, width):
                 finish(owners[index], score)
         assert all(score is not None for score in done)
         return done  # type: ignore[return-value]
@@ -181,10 +179,43 @@ class Scorer:
             width = width * 3 // 2 if width & (width - 1) == 0 else width * 4 // 3
         return min(width, self.max_len)
 
-    def _score_width(
+    def _score_single(
         self, parts: Sequence[Pair], chosen: Sequence[int], width: int
     ) -> Iterator[tuple[int, Scored]]:
-        """Yields (index of the part, its score) for parts of one width."""
+        """Yields (index of the part, its score) for parts of one width and one token.
+
+        Those with the same context share a row, as the letters of a question's answers do. In
+        diffusion nothing is drawn: the one token is hidden.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index in chosen:
+            groups.setdefault(tuple(parts[index].context), []).append(index)
+        rows = [
+            own[i : i + CHOICES] for own in groups.values() for i in range(0, len(own), CHOICES)
+        ]
+        count = self.rows_per_batch(width)
+        hidden_place = [] if self._causal else [self._paradigm.mask_id]
+        paradigm = None if self._causal else self._paradigm
+        for batch in _batched(iter(rows), count):
+            tokens, lengths = np.zeros((count, width), np.int32), np.ones((count,), np.int32)
+            if not self._causal:
+                lengths += 1  # the rows that only fill the batch need a place before the last
+            choices = np.zeros((count, CHOICES), np.int32)
+            for number, own in enumerate(batch):
+                ids = [*parts[own[0]].context, *hidden_place]
+                lengths[number], tokens[number, : len(ids)] = len(ids), ids
+                choices[number, : len(own)] = [parts[index].continuation[0] for index in own]
+            found, best = score_choices(self._model, tokens, choices, lengths, paradigm=paradigm)
+            found, best = np.asarray(found), np.asarray(best)
+            for number, own in enumerate(batch):
+                for place, index in enumerate(own):
+                    greedy = bool(best[number] == choices[number, place])
+                    yield index, Scored(float(found[number, place]), greedy, 0.0)
+
+    def _score_several(
+        self, parts: Sequence[Pair], chosen: Sequence[int], width: int
+    ) -> Iterator[tuple[int, Scored]]:
+        """Yields (index of the part, its score) for parts of one width and several tokens."""
         values: dict[int, list[float]] = {}
         greedy: dict[int, bool] = {}
         wanted: dict[int, int] = {}
@@ -214,11 +245,7 @@ class Scorer:
             scored = np.arange(len(tokens) - 1) >= begin - 1
             yield _Row(index, -1, tokens, scored, 1.0)
             return
-        every = np.arange(len(tokens)) >= begin
-        # One hidden token leaves nothing to draw.
-        yield _Row(index, -1, tokens, every, 1.0 if count == 1 else 0.0)
-        if count == 1:
-            return
+        yield _Row(index, -1, tokens, np.arange(len(tokens)) >= begin, 0.0)
         draw = _generator(self.seed, pair)
         for number in range(self.draws):
             level = (number // 2 + draw.random()) / (self.draws // 2)
@@ -238,7 +265,7 @@ class Scorer:
             tokens[number, : len(inputs)] = inputs
             targets[number, : len(inputs)] = row.tokens[1:] if self._causal else row.tokens
             scored[number, : len(inputs)] = row.scored
-        function = _score_causal if self._causal else _score_hidden
+        function = score_causal if self._causal else score_hidden
         paradigm = None if self._causal else self._paradigm
         found, best = function(self._model, tokens, targets, scored, lengths, paradigm=paradigm)
         return list(zip(np.asarray(found).tolist(), np.asarray(best).tolist(), strict=True))
@@ -262,77 +289,6 @@ def windows(pair: Pair, limit: int) -> list[Pair]:
         parts.append(Pair(ids[max(0, end - limit - 1) : start], ids[start:end]))
         start = end
     return parts
-
-
-@partial(jax.jit, static_argnames=("paradigm",))
-def _score_causal(
-    model: Model,
-    tokens: Int[Array, "B T"],
-    targets: Int[Array, "B T"],
-    scored: Bool[Array, "B T"],
-    lengths: Int[Array, " B"],
-    *,
-    paradigm: Any,
-) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Each position predicts its target from what stands up to it."""
-    del paradigm
-    out, _ = model(tokens, ctx=Context(lengths=lengths, mask=Causal()))
-    return _sums(model, out.hidden, targets, scored, None)
-
-
-@partial(jax.jit, static_argnames=("paradigm",))
-def _score_hidden(
-    model: Model,
-    tokens: Int[Array, "B T"],
-    targets: Int[Array, "B T"],
-    scored: Bool[Array, "B T"],
-    lengths: Int[Array, " B"],
-    *,
-    paradigm: Any,
-) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """The scored tokens are hidden and predicted from all the others."""
-    noisy = jnp.where(scored, paradigm.mask_id, tokens)
-    out, _ = model(noisy, ctx=Context(lengths=lengths, mask=Full()))
-    hidden = jnp.roll(out.hidden, 1, axis=1) if paradigm.shift else out.hidden
-    return _sums(model, hidden, targets, scored, paradigm.mask_id)
-
-
-def _sums(
-    model: Model,
-    hidden: Float[Array, "B T D"],
-    targets: Int[Array, "B T"],
-    scored: Bool[Array, "B T"],
-    banned: int | None,
-) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Sums log-probabilities over the scored positions, whose logits are made in pieces.
-
-    Only as many pieces are made as the row with the most scored positions needs. The id `banned`
-    has no probability.
-    """
-    rows, width = scored.shape
-    order = jnp.argsort(~scored, axis=1, stable=True)  # scored positions first
-    counts = jnp.sum(scored, axis=1, dtype=jnp.int32)
-    piece = min(POSITIONS_AT_ONCE, width)
-
-    def add(number: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-        total, best = sums
-        place = number * piece + jnp.arange(piece)
-        counted = place < counts[:, None]
-        at = jnp.take_along_axis(order, jnp.minimum(place, width - 1)[None], axis=1)
-        wanted = jnp.take_along_axis(targets, at, axis=1)
-        picked = jnp.take_along_axis(hidden, at[..., None], axis=1)
-        logits = model.head(picked)
-        if banned is not None:
-            logits = jnp.where(jnp.arange(logits.shape[-1]) == banned, MASKED, logits)
-        log_probs = jax.nn.log_softmax(logits)
-        own = jnp.take_along_axis(log_probs, wanted[..., None], axis=2)[..., 0]
-        total += jnp.sum(jnp.where(counted, own, 0.0), axis=1)
-        best &= jnp.all((jnp.argmax(log_probs, axis=2) == wanted) | ~counted, axis=1)
-        return total, best
-
-    start = (jnp.zeros((rows,), jnp.float32), jnp.ones((rows,), bool))
-    pieces = -(-jnp.max(counts) // piece)
-    return jax.lax.fori_loop(0, pieces, add, start)
 
 
 def _estimate(values: Sequence[float], greedy: bool) -> Scored:
@@ -359,8 +315,8 @@ def _generator(seed: int, pair: Pair) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
-def _batched(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
-    batch: list[_Row] = []
+def _batched(rows: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    batch: list[Item] = []
     for row in rows:
         batch.append(row)
         if len(batch) == size:

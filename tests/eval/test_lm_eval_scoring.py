@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from genlab.errors import ConfigError
-from genlab.eval.lm_eval.scoring import Pair, Scorer, _score_causal, windows
+from genlab.eval.lm_eval import scoring
+from genlab.eval.lm_eval.forward import score_causal, score_choices
+from genlab.eval.lm_eval.scoring import Pair, Scorer, windows
 from genlab.paradigms.autoregressive import Autoregressive
 from genlab.paradigms.backbone import ModelConfig
 from genlab.paradigms.context import Context
@@ -150,10 +152,10 @@ def test_lengths_share_a_few_programs():
     scorer = Scorer(model("a"), Autoregressive(), batch_size=4)
     pairs = [Pair([1] * before, [2] * after) for before in (1, 4, 25) for after in range(1, 9)]
     scorer.score(pairs)
-    before = _score_causal._cache_size()
+    before = score_causal._cache_size() + score_choices._cache_size()
     seen = []
     scores = scorer.score(pairs[::-1], lambda number, score: seen.append((number, score)))
-    assert _score_causal._cache_size() == before
+    assert score_causal._cache_size() + score_choices._cache_size() == before
     widths = {scorer._width(length) for length in range(2, MAX_LEN + 2)}
     assert widths == {16, 24, 32, 48, 64, 88}
     assert sorted(seen) == list(enumerate(scores))
@@ -170,17 +172,35 @@ def test_a_bound_is_the_mean_over_its_draws(shift):
     scores = scorer.score(pairs)
     for number, pair in enumerate(pairs):
         rows = list(scorer._rows_of(number, pair))
-        assert len(rows) == (1 if len(pair.continuation) == 1 else 7)
         hidden = np.zeros((7, WIDTH), bool)
         for row, one in enumerate(rows):
             hidden[row, : len(one.scored)] = one.scored
         nats = np.asarray(cross_entropy(net, batch_of([pair] * 7), jnp.asarray(hidden))).sum(1)
-        weights = np.array([row.weight for row in rows])
-        own = -(nats[: len(rows)] * weights)[weights > 0]
+        if len(pair.continuation) == 1:  # nothing to draw: the first row hides it all
+            assert scores[number].log_likelihood == pytest.approx(-nats[0], rel=2e-5)
+            assert scores[number].variance == 0
+            continue
+        own = -nats[1:] * [row.weight for row in rows[1:]]
         assert scores[number].log_likelihood == pytest.approx(own.mean(), rel=2e-5)
-        if len(own) > 1:
-            variance = ((own[0::2] - own[1::2]) ** 2).sum() / 36
-            assert scores[number].variance == pytest.approx(variance, rel=1e-3)
+        variance = ((own[0::2] - own[1::2]) ** 2).sum() / 36
+        assert scores[number].variance == pytest.approx(variance, rel=1e-3)
+
+
+def test_single_tokens_behind_one_context_share_a_row(monkeypatch):
+    rows = []
+
+    def counting(net, tokens, *others, **options):
+        rows.extend(tokens.tolist())
+        return score_choices(net, tokens, *others, **options)
+
+    monkeypatch.setattr(scoring, "score_choices", counting)
+    every = [Pair(PAIRS[1].context, [token]) for token in range(VOCAB)]
+    scores = Scorer(model("a"), Autoregressive(), batch_size=1).score([*every, every[3]])
+    assert len(rows) == 3  # of eight choices each
+    assert all(row[:5] == PAIRS[1].context for row in rows)
+    assert np.exp(values(scores[:-1])).sum() == pytest.approx(1.0, rel=1e-5)
+    assert [score.greedy for score in scores[:-1]].index(True) == values(scores[:-1]).argmax()
+    assert scores[3].log_likelihood == pytest.approx(scores[-1].log_likelihood, rel=1e-6)
 
 
 def test_draws_depend_on_ids_and_seed_alone():
