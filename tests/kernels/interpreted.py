@@ -24,7 +24,8 @@ def interpreted(implementation: str) -> Iterator[None]:
     """
     with assume_platform(PLATFORM[implementation]):
         if implementation == "pallas_mosaic_gpu":
-            with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+            params = plgpu.InterpretGPUParams(detect_races=True)  # it raises if it finds one
+            with plgpu.force_gpu_interpret_mode(params):
                 yield
         else:  # `True`: as plain operations of XLA, block by block
             one_thread = mock.patch.object(pltriton, "debug_barrier", lambda: None)
