@@ -115,9 +115,10 @@ def test_all_results_and_gradients_equal_the_reference(implementation, length):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", RUN)
-@pytest.mark.parametrize("with_documents", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("inner", "states"), [(8, 4), (5, 3), (3, 16)])
+@pytest.mark.parametrize(
+    ("inner", "states", "with_documents"), [(8, 4, False), (5, 3, True), (3, 16, True)]
+)
 def test_every_length_and_odd_sizes(implementation, length, with_documents, inner, states):
     options = documents(length) if with_documents else {}
     check(implementation, *make(length, inner, states), **options)

@@ -101,9 +101,11 @@ def test_all_results_and_gradients_equal_the_reference(implementation, length):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", QUICK)
-@pytest.mark.parametrize("with_documents", [False, True])
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("heads", "channels", "groups", "states"), [(4, 2, 1, 8), (3, 5, 3, 3)])
+@pytest.mark.parametrize(
+    ("heads", "channels", "groups", "states", "with_documents"),
+    [(4, 2, 1, 8, False), (3, 5, 3, 3, True)],
+)
 def test_every_length_and_odd_sizes(
     implementation, length, with_documents, heads, channels, groups, states
 ):
