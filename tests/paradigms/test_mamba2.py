@@ -77,10 +77,10 @@ def layer_ctx(length):
     [
         {},
         {"num_groups": 1, "head_dim": 12, "conv_width": 1},
-        {"min_step": 0.02},
-        {"inner_width": 32, "gate_norm": False, "multipliers": (0.5, 1.5, 0.7, 1.2, 2.0)},
+        {"inner_width": 32, "gate_norm": False, "multipliers": (0.5, 1.5, 0.7, 1.2, 2.0),
+         "min_step": 0.05},
     ],
-)
+)  # fmt: skip
 def test_equals_the_paper_token_by_token(change, length):
     config = Mamba2Config(**(SMALL | change))
     mixer, params = make(config)
@@ -89,7 +89,7 @@ def test_equals_the_paper_token_by_token(change, length):
     if config.min_step:  # some steps fall below it, and not all do
         free, _, _ = by_hand(params, u, config.model_copy(update={"min_step": 0.0}))
         every, _, _ = by_hand(params | {"dt_bias": -99.0}, u, config)
-        assert np.abs(want - free).max() > 1e-2 < np.abs(want - every).max()
+        assert np.abs(want - free).max() > 1e-3 < np.abs(want - every).max()
     state = mixer.init_state(1, 64, dtype=jnp.bfloat16)
     y, state = jax.jit(mixer.__call__)(jnp.asarray(u)[None], state, layer_ctx(length))
     np.testing.assert_allclose(y[0], want, rtol=1e-3, atol=1e-5)
