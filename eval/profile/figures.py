@@ -112,8 +112,10 @@ def tasks(results: Results) -> Figure:
             if score is None:
                 continue
             levels = [level for level in score.levels if level.exact is not None]
-            low = [level.exact - level.exact_ci95[0] for level in levels if level.exact_ci95]
-            high = [level.exact_ci95[1] - level.exact for level in levels if level.exact_ci95]
+            # At 0 and at 1 an end of the interval equals the share, up to rounding.
+            ends = [(level.exact, *level.exact_ci95) for level in levels if level.exact_ci95]
+            low = [max(0.0, exact - least) for exact, least, _ in ends]
+            high = [max(0.0, most - exact) for exact, _, most in ends]
             look = style[row.name]
             ax.errorbar(
                 [level.level for level in levels],

@@ -54,6 +54,8 @@ def test_every_module_imports_from_the_wheel(wheel: Path, modules: list[Path], t
     """No module needs the checkout, its working directory or an undeclared dependency."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
+    peers = Path("eval/benchmarks/peers")  # run by child processes that have torch
+    modules = [p for p in modules if p.parent != peers or p.stem in ("__init__", "serve")]
     names = [".".join(["genlab", *p.with_suffix("").parts]) for p in modules]
     names = [n.removesuffix(".__init__") for n in names if not n.endswith("__main__")]
     code = (

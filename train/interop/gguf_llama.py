@@ -168,6 +168,11 @@ def settings_of(file: GGUFFile) -> dict[str, Any]:
         settings["add_bos_token"] = bool(file.metadata["tokenizer.ggml.add_bos_token"])
     if "tokenizer.chat_template" in file.metadata:
         settings["chat_template"] = file.metadata["tokenizer.chat_template"]
+    tokens = file.metadata.get("tokenizer.ggml.tokens") or []
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        index = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if index is not None and int(index) < len(tokens):
+            settings[f"{role}_token"] = tokens[int(index)]
     return settings
 
 

@@ -100,6 +100,8 @@ def import_tokenizer(
     adds_bos = settings.get("add_bos_token")
     if not isinstance(adds_bos, bool):
         adds_bos = whole[:1] == [ids.specials.bos]
+    # A copy: the caller keeps the published file beside the run.
+    data = dict(data)
     data[OWN] = {
         "specials": list(ids.specials),
         "stop_ids": ids.stop_ids,
