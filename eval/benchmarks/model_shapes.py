@@ -99,6 +99,8 @@ SHAPES: dict[str, ModelShape] = {
     "transformer_134m": _transformer(768, 12, 12, 2048, 32000),
     "mamba_115m": _mamba(768, 24, 16, 32000),
     "mamba2_140m": _mamba2(768, 24, 128, 24, 32000),
+    "transformer_1b": _transformer(2048, 16, 16, 8192, 32000),
+    "mamba2_1b": _mamba2(2048, 40, 128, 64, 32000),
     "transformer_tiny": _transformer(64, 2, 4, 96, 256),
     "mamba_tiny": _mamba(64, 2, 8, 256),
     "mamba2_tiny": _mamba2(64, 2, 16, 4, 256),

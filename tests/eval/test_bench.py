@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from genlab import cli
-from genlab.eval.benchmarks import peer_process
+from genlab.eval.benchmarks import gpu, peer_process
 from genlab.eval.benchmarks.alternate import take_turns
 from genlab.eval.benchmarks.kernels import KERNELS, make_call
 from genlab.eval.benchmarks.model_shapes import SHAPES, shape_of
@@ -212,3 +212,23 @@ def test_peers_are_files_that_exist():
     for file, benches in PEERS.values():
         assert (folder / f"{file}.py").exists(), file
         assert benches
+
+
+def test_the_prepared_run_for_a_gpu_works_on_its_smallest_sizes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "KERNELS", {"ssd": KERNELS["ssd"]})
+    assert gpu.main(["--small", "--json", str(tmp_path / "out.json")]) == 0
+    written = json.loads((tmp_path / "out.json").read_text())
+    kinds = [record["kind"] for record in written["records"]]
+    assert set(kinds) == {"check", "kernel", "model"}
+    right = [r["right"] for r in written["records"] if "right" in r]
+    assert right and all(right)
+    assert written["left_out"] == []
+
+
+def test_the_prepared_run_says_what_it_had_no_time_for_and_what_is_wrong(capsys, monkeypatch):
+    assert gpu.main(["--small", "--budget-s", "0"]) == 0
+    assert "no time was left for: check of attention in float32" in capsys.readouterr().out
+    monkeypatch.setattr(gpu, "KERNELS", {"ssd": KERNELS["ssd"]})
+    monkeypatch.setitem(gpu.TOLERANCE, "float32", -1.0)
+    assert gpu.main(["--small", "--budget-s", "21"]) == 1
+    assert "WRONG" in capsys.readouterr().out
