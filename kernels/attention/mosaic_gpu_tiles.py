@@ -129,6 +129,16 @@ def add_product(total, a, b) -> Array:
     return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(plgpu.ACC.init(total))
 
 
+def release(used) -> None:
+    """Tells the warpgroup that copies that registers were loaded from a place in the ring.
+
+    Such loads are ordered before the copies that come next by a fence; what only wgmma read needs
+    none.
+    """
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(used)
+
+
 def scores(options: Options, product) -> Array:
     """The scores, by the product of queries and keys."""
     if options.soft_cap is None:

@@ -186,7 +186,7 @@ def _forward_kernel(
                         sizes.warpgroups, (v_tile,), key_tile, slot, me, sizes.keys, cleaned
                     )
 
-                plgpu.barrier_arrive(k_used.at[slot])
+                tiles.release(k_used.at[slot])
             total_v = tiles.add_product(total_v, weight.astype(v.dtype), v_tile.at[slot])
             plgpu.barrier_arrive(v_used.at[slot])
             return total_v, now, total

@@ -139,7 +139,10 @@ def _query_kernel(
             d_chance = tiles.product(d_out_tile.at[me], v_tile.at[slot].transpose((1, 0)), shape)
             slope = _slope(options, chance, d_chance, scores, stat(_DELTA))
             sum_q = tiles.add_product(sum_q, slope.astype(k.dtype), k_tile.at[slot])
-            plgpu.barrier_arrive(keys_used.at[slot])
+            if masked:
+                tiles.release(keys_used.at[slot])
+            else:
+                plgpu.barrier_arrive(keys_used.at[slot])
             return sum_q
 
         sum_q = tiles.full((sizes.rows, q.shape[3]), 0.0)
@@ -251,7 +254,7 @@ def _key_kernel(
             d_chance = tiles.product(v_tile.at[me], d_out_tile.at[slot].transpose((1, 0)), shape)
             slope = _slope(options, chance, d_chance, scores, stat(_DELTA))
             sum_k = tiles.add_product(sum_k, slope.astype(k.dtype), q_tile.at[slot])
-            plgpu.barrier_arrive(rows_used.at[slot])
+            tiles.release(rows_used.at[slot])
             return sum_k, sum_v
 
         carry = 2 * (tiles.full((sizes.rows, k.shape[3]), 0.0),)

@@ -41,8 +41,13 @@ EVERY_LENGTH = [(b, n) for b in INTERPRETED for n in lengths(BLOCK[b])]
 
 
 def add_product(total, a, b):
-    """What the interpreter cannot do: wgmma with a factor in registers, into a given sum."""
-    return total + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
+    """What the interpreter cannot do: wgmma with a factor in registers, into a given sum.
+
+    A plain load, unlike wgmma's, has to be fenced off from the copies that come next.
+    """
+    factor = b[...]
+    plgpu.commit_smem()
+    return total + jnp.dot(a, factor, preferred_element_type=jnp.float32)
 
 
 @pytest.fixture(autouse=True)
