@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...paradigms.layers.linear import linear
 from .kernel_probes import PROBES, Probe
 from .launches import count_launches
 from .records import BandwidthPoint, KernelRate, Machine, MatmulPoint
@@ -90,7 +91,7 @@ def _bandwidth(size: int, dtype: str) -> BandwidthPoint:
 
     def run(x: Array, held: Any) -> Array:
         for matrix in held:
-            x = x @ matrix
+            x = linear(x, matrix)  # as models do: a lone row may need company
         return x
 
     probe = Probe(run, jnp.ones((1, width), dtype), matrices, 0.0, fixed=True)
