@@ -156,8 +156,8 @@ def kernel_speed(
         case = {"op": op, "sizes": sizes, "dtype": dtype, "direction": direction}
         try:
             running.append(Peer(peer, case))
-        except PeerRefused:
-            continue
+        except PeerRefused as error:
+            print(f"{op} {shape}: {error}", flush=True)
     try:
         times = take_turns([*subjects, *running], 10)
     finally:

@@ -1,7 +1,6 @@
 """Training steps, prefill and decode steps of whole models, as genlab's own commands run them."""
 
 import time
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -210,6 +209,3 @@ def floor_of(config: ModelConfig, case: Case, machine: Machine) -> Floor:
         flops_per_s=machine.peak_flops_per_s,
         bytes_per_s=bandwidth_at(machine, moved),
     )
-
-
-Prepare = Callable[[ModelConfig, Case, dict | None], Ready]
