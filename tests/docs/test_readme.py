@@ -28,9 +28,13 @@ def commands():
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_and_options_exist(commands, line):
     words = shlex.split(line.replace("[", " ").replace("]", " ") if '"[' not in line else line)
-    name, options = words[1], {word.partition("=")[0] for word in words if word.startswith("--")}
-    assert name in commands
-    known = {opt for parameter in commands[name].params for opt in parameter.opts}
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert words[1] in commands
+    command = commands[words[1]]
+    if hasattr(command, "commands"):  # a group: the option belongs to the command inside it
+        assert words[2] in command.commands
+        command = command.commands[words[2]]
+    known = {opt for parameter in command.params for opt in parameter.opts}
     assert options <= known, options - known
 
 
