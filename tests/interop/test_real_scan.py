@@ -1,8 +1,8 @@
 """A trained bidirectional Mamba: `pip install --no-deps typeseg onnxruntime`.
 
 typeseg says of each byte of a text what kind of file it is from. Its package holds one network
-twice, as arrays and as an ONNX graph; here genlab's operations take the arrays and have to give what
-onnxruntime computes from the graph. The network is Mamba-1 but for what stands in `network`.
+twice, as arrays and as an ONNX graph; here genlab's operations take the arrays and have to give
+what onnxruntime computes from the graph. It is Mamba-1 but for what `network` says.
 """
 
 import importlib.util
