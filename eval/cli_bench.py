@@ -173,7 +173,7 @@ def bench_kernels(
     with _shared(console, peers, peer_python, repeats, budget_s) as common:
         for name in names:
             for shape in shapes or kernel_of(name).default:
-                for way in direction or DIRECTIONS:
+                for way in direction or kernel_of(name).directions:
                     records += _kernel(common, name, shape, way, dtypes or DTYPES)
     _finish(console, records, json_file)
 
@@ -204,8 +204,7 @@ def _models(
             for batch in batches or [BATCHES[bench]]:
                 for length in lengths or [LENGTHS[bench]]:
                     cases = [
-                        Case(bench, batch, length, dtype, new_tokens)
-                        for dtype in dtypes or DTYPES
+                        Case(bench, batch, length, dtype, new_tokens) for dtype in dtypes or DTYPES
                     ]
                     records += _model(common, name, cases)
     _finish(console, records, json_file)

@@ -18,7 +18,7 @@ from ..kernels.attention.mask import AttentionMask
 from ..kernels.dispatch import Implementation, KernelArgumentError
 from .record import Record
 
-B, HEADS, WIDTH, STATES, TAPS, EXPERTS = 1, 4, 64, 16, 4, 4
+B, HEADS, WIDTH, STATES, TAPS, EXPERTS, PAGES = 1, 4, 64, 16, 4, 4, 8
 LENGTHS = {"prompt": 128, "decode": 1}
 DTYPES = ("float32", "bfloat16")
 
@@ -106,6 +106,12 @@ def _grouped_matmul(length: int, dtype: Any) -> tuple:
     return _array((length, WIDTH), dtype), weights, _array((EXPERTS,), jnp.int32)
 
 
+def _paged_attention(length: int, dtype: Any) -> tuple:
+    q = _array((B, length, HEADS, WIDTH), dtype)
+    pool = _array((PAGES, max(LENGTHS.values()) // PAGES, HEADS // 2, WIDTH), dtype)
+    return q, pool, pool, _array((B, PAGES), jnp.int32), _array((B,), jnp.int32)
+
+
 def _selective_scan(length: int, dtype: Any) -> tuple:
     x, projection = _array((B, length, WIDTH), dtype), _array((B, length, STATES), dtype)
     decay = _array((WIDTH, STATES), jnp.float32)
@@ -124,6 +130,7 @@ ARGUMENTS: dict[str, Callable[[int, Any], tuple]] = {
     "causal_conv1d": _causal_conv1d,
     "cross_entropy": _cross_entropy,
     "grouped_matmul": _grouped_matmul,
+    "paged_attention": _paged_attention,
     "selective_scan": _selective_scan,
     "ssd": _ssd,
 }

@@ -18,6 +18,8 @@ from ...kernels.cross_entropy import cross_entropy
 from ...kernels.cross_entropy import shapes as loss_shapes
 from ...kernels.grouped_matmul import grouped_matmul
 from ...kernels.grouped_matmul import shapes as group_shapes
+from ...kernels.paged_attention import paged_attention
+from ...kernels.paged_attention.shapes import SHAPES as PAGED_SHAPES
 from ...kernels.selective_scan import selective_scan
 from ...kernels.selective_scan import shapes as scan_shapes
 from ...kernels.ssd import shapes as ssd_shapes
@@ -163,17 +165,40 @@ def _grouped_matmul(s: Any, dtype: Any) -> Call:
     return Call(run, arrays, float(2 * s.rows * s.inner * s.outer), 3.0, 1, s.rows)
 
 
+def _paged_attention(s: Any, dtype: Any) -> Call:
+    blocks = -(-s.keys // s.block)
+    pool = (s.batch * blocks, s.block, s.kv_heads, s.head_dim)
+    arrays = {
+        "q": _normal(0, (s.batch, s.queries, s.heads, s.head_dim), dtype),
+        "k_pool": _normal(1, pool, dtype),
+        "v_pool": _normal(2, pool, dtype),
+    }
+    # Scattered, as a pool is after a while.
+    table = np.random.default_rng(3).permutation(pool[0]).reshape(s.batch, blocks)
+    table = jnp.asarray(table, jnp.int32)
+    lengths = jnp.full((s.batch,), s.keys, jnp.int32)
+    pairs = s.queries * (s.keys - (s.queries - 1) / 2)
+
+    def run(a: dict, implementation: str | None) -> jax.Array:
+        pools = a["q"], a["k_pool"], a["v_pool"]
+        return paged_attention(*pools, table, lengths, implementation=implementation)[0]
+
+    flops = 4 * s.batch * s.heads * s.head_dim * pairs
+    return Call(run, arrays, flops, 1.0, s.batch, s.keys)
+
+
 def _named(module: Any) -> dict[str, Any]:
     """The shapes of a kernel's `shapes.py`: its constants that are named tuples."""
     return {n.lower(): v for n, v in vars(module).items() if n.isupper() and hasattr(v, "_fields")}
 
 
 class Kernel(NamedTuple):
-    """How an op is benched."""
+    """How an op is benched; `directions` lacks the backward pass where an op has none."""
 
     make: Callable[[Any, Any], Call]
     shapes: Mapping[str, Any]
     default: tuple[str, ...]
+    directions: tuple[str, ...] = DIRECTIONS
 
 
 KERNELS: dict[str, Kernel] = {
@@ -185,6 +210,7 @@ KERNELS: dict[str, Kernel] = {
     "causal_conv1d": Kernel(_causal_conv1d, _named(conv_shapes), ("mamba_115m",)),
     "cross_entropy": Kernel(_cross_entropy, _named(loss_shapes), ("quick", "transformer_134m")),
     "grouped_matmul": Kernel(_grouped_matmul, _named(group_shapes), ("quick", "moe_134m_decode")),
+    "paged_attention": Kernel(_paged_attention, PAGED_SHAPES, ("134m_decode",), ("forward",)),
 }
 
 
@@ -269,5 +295,3 @@ def kernel_floor(call: Call, direction: str, machine: Machine) -> Floor:
         flops_per_s=machine.peak_flops_per_s,
         bytes_per_s=bandwidth_at(machine, moved),
     )
-
-

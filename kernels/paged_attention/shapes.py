@@ -1,0 +1,31 @@
+"""Named shapes that tests and benchmarks share, and the kernels' sizes."""
+
+from typing import NamedTuple
+
+
+class PagedAttentionShape(NamedTuple):
+    """B batch, T queries, S keys of each row, N query heads, K key/value heads, H head width.
+
+    `block` is how many keys a block of the pool holds.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block: int
+
+
+SHAPES = {
+    "tiny": PagedAttentionShape(2, 2, 37, 4, 2, 64, 16),
+    "134m_decode": PagedAttentionShape(1, 1, 1024, 12, 12, 64, 16),
+    "7b_decode": PagedAttentionShape(4, 1, 4096, 32, 32, 128, 16),
+    "8b_decode": PagedAttentionShape(8, 1, 8192, 32, 8, 128, 64),
+    "8b_chunk": PagedAttentionShape(8, 16, 4096, 32, 8, 128, 32),
+    "8b_long_decode": PagedAttentionShape(1, 1, 32768, 32, 8, 128, 128),
+}
+
+# `xla`: bytes of keys that are gathered at a time; they should stay in the last-level cache.
+XLA_BYTES = 4 * 2**20
