@@ -150,6 +150,10 @@ FAULTS = {
     "unknown key": ({"llama.expert_count": 8}, "llama.expert_count (8) is not implemented"),
     "missing key": ({"llama.block_count": ...}, "has no llama.block_count"),
     "partial rotation": ({"llama.rope.dimension_count": 6}, "llama.rope.dimension_count"),
+    "no cut": (
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"] * 97},
+        "has no tokenizer.ggml.pre",
+    ),
     "another tokenizer": (
         {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a"] * 97},
         "tokenizer.ggml.model is 'rwkv'",
@@ -179,7 +183,10 @@ def test_truncated(tmp_path, left):
         GGUFFile(path)
 
 
-@pytest.mark.parametrize("cut", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+CUTS = {"gpt-2": 4, "smollm": 1, "starcoder": 1, "llama-bpe": 3, "qwen2": 1, "deepseek-coder": 1}
+
+
+@pytest.mark.parametrize("cut", CUTS)
 def test_tokenizer(tmp_path, cut):
     """Vocabulary and merges become a tokenizer; what cuts the words is in the metadata."""
     library = Tokenizer(models.BPE())
@@ -211,7 +218,27 @@ def test_tokenizer(tmp_path, cut):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.special_tokens["<|end|>"] == first + 1
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode(" 1812")]
-    longest = {"gpt-2": 4, "smollm": 1, "llama-bpe": 3, "qwen2": 1}[cut]
-    assert max(len(piece.strip()) for piece in pieces) <= longest
+    assert max(len(piece.strip()) for piece in pieces) <= CUTS[cut]
     if cut == "gpt-2":
         assert pieces == [" 1812"]
+
+
+def test_what_begins_and_ends_texts(tmp_path):
+    """Where the file is silent on BOS, Llama 3 has it; what ends a turn ends an answer too."""
+    from genlab.train.interop.gguf_llama import generation_of, settings_of
+
+    given = {
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.eot_token_id": 2,
+    }
+    for changes, bos, stops in (
+        ({}, True, {"eos_token_id": [1, 2]}),
+        ({"tokenizer.ggml.add_bos_token": False}, False, {"eos_token_id": [1, 2]}),
+        ({"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.eot_token_id": 1}, None, {}),
+    ):
+        write_gguf(tmp_path / "model.gguf", given | changes, {"x": float32(np.zeros((1,)))})
+        file = GGUFFile(tmp_path / "model.gguf")
+        assert settings_of(file).get("add_bos_token") is bos
+        assert generation_of(file) == stops

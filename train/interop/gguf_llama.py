@@ -14,6 +14,8 @@ import tokenizers
 
 from ...errors import CheckpointError, ConfigError, DataError
 from .gguf_file import GGUFFile
+from .sentencepiece import BPE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Pieces
+from .sentencepiece import vocabulary_of as sentencepiece_vocabulary
 from .tensor_files import Spec
 
 # `llama` files hold the rows of queries and keys in the order of interleaved rotary pairs.
@@ -57,23 +59,24 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 
-SPLIT = {  # how `tokenizer.ggml.pre` cuts a text into words: (regular expression, digits apart)
-    "gpt-2": (None, False),
-    "default": (None, False),
-    "smollm": (None, True),
-    "starcoder": (None, True),
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPLIT = {  # how `tokenizer.ggml.pre` cuts a text into words: expressions, each within the last's
+    "gpt-2": (WORDS,),
+    "smollm": (r"\p{N}", WORDS),
+    "starcoder": (r"\p{N}", WORDS),
+    "deepseek-coder": (
+        r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        r"\p{N}",
+    ),
     "llama-bpe": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        False,
     ),
     "qwen2": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        False,
     ),
-}
-CONTROL, UNKNOWN, USER_DEFINED = 3, 2, 4  # values of `tokenizer.ggml.token_type`
+}  # fmt: skip
 
 
 class GGUFTensors:
@@ -122,9 +125,7 @@ def config_of(file: GGUFFile) -> dict[str, Any]:
     given = file.metadata
     kind = given.get("general.architecture")
     if kind not in KINDS:
-        raise ConfigError(
-            f"{file.path}: general.architecture is {kind!r}; want {', '.join(KINDS)}"
-        )
+        raise ConfigError(f"{file.path}: general.architecture is {kind!r}; want {', '.join(KINDS)}")
     raw: dict[str, Any] = {"model_type": kind}
     scaling: dict[str, Any] = {}
     for key, value in given.items():
@@ -166,6 +167,9 @@ def settings_of(file: GGUFFile) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if "tokenizer.ggml.add_bos_token" in file.metadata:
         settings["add_bos_token"] = bool(file.metadata["tokenizer.ggml.add_bos_token"])
+    elif file.metadata.get("tokenizer.ggml.pre") == "llama-bpe":
+        # As in llama.cpp: Llama 3's own settings leave this to a part that GGUF does not hold.
+        settings["add_bos_token"] = "tokenizer.ggml.bos_token_id" in file.metadata
     if "tokenizer.chat_template" in file.metadata:
         settings["chat_template"] = file.metadata["tokenizer.chat_template"]
     tokens = file.metadata.get("tokenizer.ggml.tokens") or []
@@ -174,6 +178,13 @@ def settings_of(file: GGUFFile) -> dict[str, Any]:
         if index is not None and int(index) < len(tokens):
             settings[f"{role}_token"] = tokens[int(index)]
     return settings
+
+
+def generation_of(file: GGUFFile) -> dict[str, Any]:
+    """The `generation_config.json` that the metadata amounts to: what ends an answer."""
+    ids = [file.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot")]
+    found = [index for index in dict.fromkeys(ids) if index is not None]
+    return {"eos_token_id": found} if len(found) > 1 else {}
 
 
 def vocabulary_of(file: GGUFFile) -> dict[str, Any] | None:
@@ -186,16 +197,60 @@ def vocabulary_of(file: GGUFFile) -> dict[str, Any] | None:
     model = given.get("tokenizer.ggml.model")
     if model is None:
         return None
+    tokens = given.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise DataError(f"{file.path}: has no tokenizer.ggml.tokens")
+    types = given.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    scores = given.get("tokenizer.ggml.scores")
+    for name, values in (("token_type", types), ("scores", scores)):
+        if values and len(values) != len(tokens):
+            raise DataError(
+                f"{file.path}: tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} "
+                "tokens"
+            )
+    if model == "llama":
+        if not scores:
+            raise DataError(f"{file.path}: has no tokenizer.ggml.scores")
+        return _sentencepiece(file, tokens, types, scores)
     if model != "gpt2":
-        raise DataError(f"{file.path}: tokenizer.ggml.model is {model!r}; want 'gpt2' (BPE)")
-    cut = given.get("tokenizer.ggml.pre", "default")
+        raise DataError(
+            f"{file.path}: tokenizer.ggml.model is {model!r}; want 'gpt2' (BPE) or 'llama' "
+            "(SentencePiece)"
+        )
+    return _byte_level(file, tokens, types)
+
+
+def _sentencepiece(
+    file: GGUFFile, tokens: list[str], types: list[int], scores: list[float]
+) -> dict[str, Any]:
+    """With llama.cpp's defaults for what the metadata leaves out."""
+    given = file.metadata
+    bos = given.get("tokenizer.ggml.bos_token_id")
+    pieces = Pieces(
+        file.path, BPE, tokens, scores, types,
+        byte_fallback=True,
+        first_space=bool(given.get("tokenizer.ggml.add_space_prefix", True)),
+        squeeze=bool(given.get("tokenizer.ggml.remove_extra_whitespaces", False)),
+        charsmap=b"",
+        bos=bos if bos is not None and bos < len(tokens) else None,
+    )  # fmt: skip
+    return sentencepiece_vocabulary(pieces)
+
+
+def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> dict[str, Any]:
+    given = file.metadata
+    cut = given.get("tokenizer.ggml.pre")
     if cut not in SPLIT:
+        if cut is None:
+            raise DataError(
+                f"{file.path}: has no tokenizer.ggml.pre, so how texts are cut into words is not "
+                "known; convert the model again with a llama.cpp of May 2024 or later"
+            )
         raise DataError(
             f"{file.path}: tokenizer.ggml.pre is {cut!r}, which genlab does not implement; want "
             f"{', '.join(SPLIT)}"
         )
-    tokens, merges = given["tokenizer.ggml.tokens"], given.get("tokenizer.ggml.merges", [])
-    types = given.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    merges = given.get("tokenizer.ggml.merges", [])
     library = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
@@ -203,13 +258,11 @@ def vocabulary_of(file: GGUFFile) -> dict[str, Any] | None:
             ignore_merges=cut == "llama-bpe",
         )
     )
-    pattern, digits = SPLIT[cut]
     pre = tokenizers.pre_tokenizers
-    steps = [pre.Digits(individual_digits=True)] if digits else []
-    if pattern is not None:
-        steps.append(pre.Split(tokenizers.Regex(pattern), "isolated"))
-    steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
-    library.pre_tokenizer = pre.Sequence(steps)
+    steps = [pre.Split(tokenizers.Regex(pattern), "isolated") for pattern in SPLIT[cut]]
+    library.pre_tokenizer = pre.Sequence(
+        [*steps, pre.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     library.decoder = tokenizers.decoders.ByteLevel()
     if cut == "qwen2":
         library.normalizer = tokenizers.normalizers.NFC()

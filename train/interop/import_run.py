@@ -20,12 +20,13 @@ from ..run_folder import CHECKPOINTS, CONFIG, IDENTITY, RESULT, SOURCE, TOKENIZE
 from ..yaml_loader import dump_yaml, validate
 from .architecture import Architecture
 from .gguf_file import GGUFFile
-from .gguf_llama import config_of, settings_of, tensors_of, vocabulary_of
+from .gguf_llama import config_of, generation_of, settings_of, tensors_of, vocabulary_of
 from .hf_config import HFConfig, read_hf_config
 from .params_file import ParamsWriter
 from .registry import architecture_of
 from .tensor_files import RenamedTensors, TensorFolder, Tensors
 from .tokenizer_files import (
+    GENERATION,
     KEPT,
     SETTINGS,
     VOCABULARY,
@@ -88,10 +89,12 @@ def _open_gguf(path: Path) -> Checkpoint:
     file = GGUFFile(path)
     raw = config_of(file)
     settings, vocabulary = settings_of(file), vocabulary_of(file)
+    generation = generation_of(file)
     written = {"config.json": raw, SETTINGS: settings}
-    if vocabulary is not None:
-        written[VOCABULARY] = vocabulary
-    tokenizer = TokenizerFiles(path, vocabulary, settings, {})
+    for name, content in ((GENERATION, generation), (VOCABULARY, vocabulary)):
+        if content:
+            written[name] = content
+    tokenizer = TokenizerFiles(path, vocabulary, settings, generation)
     return _checked(path, HFConfig(raw, path), tensors_of(file, raw), tokenizer, written)
 
 

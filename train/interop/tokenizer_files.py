@@ -1,8 +1,9 @@
 """The tokenizer of a published checkpoint, with the ids and habits that its files spread out.
 
-`tokenizer.json` holds the vocabulary; which ids begin, end and fill texts stands in
-`tokenizer_config.json`, `generation_config.json` and `config.json`, in that order of trust for
-begin and padding, and with generation first for what ends an answer, as transformers has it.
+`tokenizer.json` holds the vocabulary; where there is none, GPT-2's two files or SentencePiece's
+`tokenizer.model`. Which ids begin, end and fill texts stands in `tokenizer_config.json`,
+`generation_config.json` and `config.json`, in that order of trust for begin and padding, and with
+generation first for what ends an answer, as transformers has it.
 """
 
 import json
@@ -16,14 +17,16 @@ from ..data.json_tokenizer import KNOWN_NAMES, OWN, JsonTokenizer
 from ..data.symbols_tokenizer import SymbolsTokenizer
 from ..data.tokenizer import SpecialIds, Tokenizer
 from .hf_config import HFConfig, read_json
+from .sentencepiece import read_model, vocabulary_of
 
 VOCABULARY, SETTINGS, GENERATION, SPECIALS = (
     "tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
 )  # fmt: skip
+PIECES, ADDED = "tokenizer.model", "added_tokens.json"
 # Files that travel with the run, so that an export gives them back.
 KEPT = (
     "config.json", VOCABULARY, SETTINGS, GENERATION, SPECIALS, "vocab.json",
-    "merges.txt", "added_tokens.json", "tokenizer.model", "chat_template.jinja",
+    "merges.txt", ADDED, PIECES, "chat_template.jinja",
 )  # fmt: skip
 
 
@@ -44,7 +47,8 @@ class TokenizerFiles(NamedTuple):
 
     Attributes:
         where: it comes from, for messages.
-        vocabulary: the parsed `tokenizer.json`; None where there is none.
+        vocabulary: the parsed `tokenizer.json`, or what the other files amount to; None where there
+            is none.
         settings: of `tokenizer_config.json`; where that names no token, `special_tokens_map.json`.
         generation: of `generation_config.json`.
     """
@@ -66,7 +70,13 @@ def read_files(folder: Path) -> TokenizerFiles:
         read_json(folder / name) if (folder / name).exists() else {}
         for name in (SETTINGS, GENERATION, SPECIALS)
     )
-    return TokenizerFiles(folder, _vocabulary(folder), specials | settings, generation)
+    settings = specials | settings
+    vocabulary = _vocabulary(folder)
+    if vocabulary is None and (folder / PIECES).exists():
+        model = read_model(folder / PIECES)
+        vocabulary = vocabulary_of(model.pieces, _added_tokens(folder, settings))
+        settings = model.settings | settings
+    return TokenizerFiles(folder, vocabulary, settings, generation)
 
 
 def import_tokenizer(
@@ -207,9 +217,18 @@ def _vocabulary(folder: Path) -> dict[str, Any] | None:
         if library.token_to_id(end) is not None:
             library.add_special_tokens([tokenizers.AddedToken(end, special=True)])
         return dict(json.loads(library.to_str()))
-    if (folder / "tokenizer.model").exists():
-        raise DataError(
-            f"{folder / 'tokenizer.model'}: SentencePiece models are not read; save the tokenizer "
-            f"once with transformers' AutoTokenizer, which writes {VOCABULARY}"
-        )
     return None
+
+
+def _added_tokens(folder: Path, settings: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Tokens beside the pieces of a `tokenizer.model`, by id."""
+    listed = read_json(folder / ADDED) if (folder / ADDED).exists() else {}
+    found: dict[Any, Any] = {index: {"content": text} for text, index in listed.items()}
+    decoder = settings.get("added_tokens_decoder") or {}
+    if isinstance(decoder, dict):
+        for index, values in decoder.items():
+            found[int(index) if str(index).isdecimal() else index] = values
+    for index, values in found.items():
+        if type(index) is not int or not isinstance(values, dict):
+            raise DataError(f"{folder}: added token {index!r} is {values!r}, want an id and a text")
+    return found
