@@ -54,14 +54,26 @@ def flash_attention(
     kernels: Kernels, options: Options, q: Array, k: Array, v: Array, mask: AttentionMask
 ) -> tuple[Array, Array]:
     """Attention by a backend's kernels; arguments and results of the op. Differentiable once."""
+    out, log_total = _flash(kernels, options, fold(q, k.shape[2]), k, v, mask)
+    return unfold(out, log_total, q.shape)
+
+
+def fold(q: Array, kv_heads: int) -> Array:
+    """Lays the query heads of a key/value head out as rows: (B T N H) to (B R K H), R = T G."""
     batch, queries, heads, head_dim = q.shape
-    kv_heads, groups = k.shape[2], options.groups
-    rows = q.reshape(batch, queries, kv_heads, groups, head_dim)
-    rows = rows.swapaxes(2, 3).reshape(batch, queries * groups, kv_heads, head_dim)
-    out, log_total = _flash(kernels, options, rows, k, v, mask)
+    groups = heads // kv_heads
+    rows = q.reshape(batch, queries, kv_heads, groups, head_dim).swapaxes(2, 3)
+    return rows.reshape(batch, queries * groups, kv_heads, head_dim)
+
+
+def unfold(out: Array, log_total: Array, q_shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """The way back: (B R K H) and (B K R) to (B T N H), which is `q_shape`, and (B T N)."""
+    batch, queries, heads, head_dim = q_shape
+    kv_heads = out.shape[2]
+    groups = heads // kv_heads
     out = out.reshape(batch, queries, groups, kv_heads, head_dim).swapaxes(2, 3)
     log_total = log_total.reshape(batch, kv_heads, queries, groups).swapaxes(1, 2)
-    return out.reshape(q.shape), log_total.reshape(batch, queries, heads)
+    return out.reshape(q_shape), log_total.reshape(batch, queries, heads)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
