@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 
 from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, check_array, choose
+from . import pallas_tpu
 from .plan import Plan, make_plan
 from .reference import paged_attention_reference
 from .xla import paged_attention_xla
@@ -22,12 +23,13 @@ _OP = "paged_attention"
 IMPLEMENTATIONS = {
     "reference": Implementation(paged_attention_reference),
     "xla": Implementation(paged_attention_xla),
+    "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
 }
 # By platform, fastest first.
 PREFERRED = {
     "cpu": ("xla",),
     "gpu": ("xla",),
-    "tpu": ("xla",),
+    "tpu": ("pallas_tpu", "xla"),
 }
 
 

@@ -29,3 +29,20 @@ SHAPES = {
 
 # `xla`: bytes of keys that are gathered at a time; they should stay in the last-level cache.
 XLA_BYTES = 4 * 2**20
+
+# `pallas_tpu`: key/value heads that are read together (the rows of a register), fewer that XLA lays
+# out as the kernel reads them, and the unit of a head's width (its lanes); the most columns
+# (keys times those heads) of a tile, unless one block alone has more, and blocks of the pool in it;
+# the most scores that are made at a time, the unit of rows (a tile of bfloat16) and how many
+# programs fill a chip; the most bytes of keys that a block of the pool may have and the most
+# entries of the table (four copies of a block lie in vector memory, the table in scalar memory).
+TPU_HEADS = 8
+TPU_FEW_HEADS = (2, 4)
+TPU_LANES = 128
+TPU_COLUMNS = 1024
+TPU_COPIES = 16
+TPU_SCORES = 2**18
+TPU_ROW_UNIT = 16
+TPU_PROGRAMS = 2
+TPU_BLOCK_BYTES = 2**21
+TPU_TABLE_MAX = 2**16
