@@ -265,6 +265,20 @@ def test_sentencepiece_like_file(tmp_path):
     assert tokenizer.streaming_decoder().push(the) == "the"
 
 
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_space_before_the_beginning(tmp_path, scheme, nested):
+    """Newer files put it before a text alone, not behind special tokens (legacy=false)."""
+    library = Tokenizer.from_file(unigram(tmp_path / "t.json").path)
+    library.normalizer = normalizers.Sequence([])
+    step = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([step]) if nested else step
+    tokenizer = save_library(library, tmp_path / "t.json").build()
+    text = "</s>the<s> the</s></s>ab the"
+    for whole in (text, text.removeprefix("</s>"), "the", ""):
+        assert tokenizer.encode(whole, allow_special=True).tolist() == library.encode(whole).ids
+
+
 def test_unknown_tokens_make_a_file_lossy(tmp_path):
     tokenizer = unigram(tmp_path / "t.json", byte_fallback=False).build()
     assert tokenizer.lossy

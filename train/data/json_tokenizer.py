@@ -126,7 +126,12 @@ class JsonTokenizer(Tokenizer):
             reason = " ".join(str(error).split())
             raise DataError(f"{origin}: not a valid tokenizer.json: {reason}") from None
         library.encode_special_tokens = True
-        self._library = library
+        self._library, self._library_behind = library, library
+        if _first_alone(data.get("pre_tokenizer")):
+            behind = json.loads(harmless)
+            behind["pre_tokenizer"] = _without_first(behind["pre_tokenizer"])
+            self._library_behind = tokenizers.Tokenizer.from_str(json.dumps(behind))
+            self._library_behind.encode_special_tokens = True
 
         vocabulary = library.get_vocab(with_added_tokens=True)
         if own is not None:
@@ -194,7 +199,15 @@ class JsonTokenizer(Tokenizer):
             raise DataError(f"{origin}: wrong special ids {list(ids)} for {size} ids")
 
     def _encode_plain(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return self._encode_by(self._library, texts)
+
+    def _encode_behind(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        return self._encode_by(self._library_behind, texts)
+
+    def _encode_by(
+        self, library: tokenizers.Tokenizer, texts: Sequence[str]
+    ) -> list[NDArray[np.int32]]:
+        encoded = library.encode_batch_fast(list(texts), add_special_tokens=False)
         out = [np.array(encoding.ids, np.int32) for encoding in encoded]
         for text, ids in zip(texts, out, strict=True):
             control = ids[np.isin(ids, self._control_ids)]
@@ -238,6 +251,21 @@ def _renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     ]
     known = {key: value for key, value in data.items() if key != OWN}
     return {**known, "model": model, "added_tokens": added, "post_processor": None}
+
+
+def _first_alone(step: Any) -> bool:
+    """Whether a pre-tokenizer puts a space before the beginning of a text and nowhere else."""
+    if not isinstance(step, dict):
+        return False
+    parts = step.get("pretokenizers") or []
+    return step.get("prepend_scheme") == "first" or any(map(_first_alone, parts))
+
+
+def _without_first(step: dict[str, Any]) -> dict[str, Any]:
+    """The same pre-tokenizer for a text that stands behind something else."""
+    parts = {"pretokenizers": [_without_first(part) for part in step.get("pretokenizers", ())]}
+    own = {"prepend_scheme": "never"} if step.get("prepend_scheme") == "first" else {}
+    return step | own | (parts if "pretokenizers" in step else {})
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -119,6 +119,10 @@ class Tokenizer(abc.ABC):
     def _encode_plain(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encodes texts in which special tokens have no meaning."""
 
+    def _encode_behind(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Likewise, of texts that stand behind something else."""
+        return self._encode_plain(texts)
+
     @property
     def lossy(self) -> bool:
         """True when some text is not given back byte for byte."""
@@ -142,9 +146,8 @@ class Tokenizer(abc.ABC):
         """
         if not allow_special:
             return self.encode_batch([text])[0]
-        utf8(text)
         parts = self._special_pattern.split(text)
-        plain = self._encode_plain(parts[0::2])
+        plain = self.encode_between(parts[0::2])
         out = [plain[0]]
         for name, ids in zip(parts[1::2], plain[1:], strict=True):
             out += [np.array([self.special_tokens[name]], np.int32), ids]
@@ -155,6 +158,12 @@ class Tokenizer(abc.ABC):
         for text in texts:
             utf8(text)
         return self._encode_plain(texts)
+
+    def encode_between(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Encodes the plain texts before, between and behind the special tokens of one text."""
+        for text in texts:
+            utf8(text)
+        return [*self._encode_plain(texts[:1]), *self._encode_behind(texts[1:])]
 
     def join(self, ids: ArrayLike) -> bytes:
         """Returns the bytes of the ids in a row, special ids as nothing.

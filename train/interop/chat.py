@@ -104,7 +104,7 @@ class ChatTemplate:
 
         text = self.render([marked(message) for message in messages], answer=answer)
         found = special.findall(text)
-        plain = tokenizer.encode_batch([part.replace(MARK, "") for part in special.split(text)])
+        plain = tokenizer.encode_between([part.replace(MARK, "") for part in special.split(text)])
         ids = [plain[0]]
         for name, after in zip(found, plain[1:], strict=True):
             ids += [np.array([tokenizer.special_tokens[name]], np.int32), after]
