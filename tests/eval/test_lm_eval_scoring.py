@@ -142,6 +142,24 @@ def test_a_longer_continuation_is_scored_in_windows():
     assert whole.greedy == all(s.greedy for s in each)
 
 
+@pytest.mark.parametrize("max_len", [2, 7, 64])
+def test_windows_change_nothing_where_one_token_is_all_the_context(max_len):
+    """A thousand tokens of a bigram model, whose likelihood is a sum over a table."""
+    net = model("a")
+    deaf = jax.tree.map(jnp.array, net.params)
+    deaf["layer_0"]["mixer"]["w_o"] *= 0
+    net = net.with_params(deaf)
+    each = jnp.arange(VOCAB)[:, None]
+    logits = np.asarray(net.head(net(each)[0].hidden), np.float64)[:, 0]
+    table = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    ids = np.random.default_rng(0).integers(0, VOCAB, 1001)
+    pair = Pair(ids[:1].tolist(), ids[1:].tolist())
+    scorer = Scorer(net, Autoregressive(), batch_size=32, max_len=max_len)
+    (found,) = values(scorer.score([pair]))
+    assert table.std() > 0.1
+    assert found == pytest.approx(table[ids[:-1], ids[1:]].sum(), rel=1e-6)
+
+
 def test_nothing_to_score():
     scores = Scorer(model("a"), Autoregressive()).score([Pair([1], []), PAIRS[0]])
     assert scores[0] == (0.0, True, 0.0) and scores[1].log_likelihood < 0
