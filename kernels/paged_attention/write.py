@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from ..compat import target_platform
 from ..dispatch import KernelArgumentError, check_array
 
 _OP = "paged_attention.write"
@@ -75,5 +76,31 @@ def _write(k_pool, v_pool, k, v, table, offsets, counts):
     entry = jnp.take_along_axis(table, jnp.where(inside, column, 0), axis=1)
     # An index behind the pool is dropped; a negative one would count from the pool's end.
     entry = jnp.where(inside & (entry >= 0), entry, pool)
-    at = (entry, position % block)
-    return k_pool.at[at].set(k, mode="drop"), v_pool.at[at].set(v, mode="drop")
+    write_all = _one_by_one if target_platform() == "cpu" else _together
+    return write_all((k_pool, v_pool), (k, v), entry, position % block)
+
+
+def _together(pools, new, entry, slot):
+    return tuple(
+        pool.at[entry, slot].set(x, mode="drop") for pool, x in zip(pools, new, strict=True)
+    )
+
+
+def _one_by_one(pools, new, entry, slot):
+    """XLA's CPU backend scatters so too, but bfloat16 by way of a float32 copy of the whole pool in
+    some releases.
+    """  # noqa: D205
+    tokens = [x.reshape(-1, *x.shape[2:]) for x in new]
+    entry, slot = entry.reshape(-1), slot.reshape(-1)
+    kept = entry < pools[0].shape[0]
+    first_kept = jnp.argsort(~kept, stable=True)
+
+    def step(n, pools):
+        n = first_kept[n]
+        at = (entry[n], slot[n], 0, 0)
+        return tuple(
+            jax.lax.dynamic_update_slice(pool, x[n][None, None], at)
+            for pool, x in zip(pools, tokens, strict=True)
+        )
+
+    return jax.lax.fori_loop(0, jnp.sum(kept), step, pools)
