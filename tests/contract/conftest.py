@@ -6,8 +6,9 @@
     causal_entry    each model that runs causally with a state
     full_entry      each model that can look both ways; the others are shown to refuse
 
-The named hybrids but Jamba pass the same tests among the slow ones: their parts, each layout and
-each way of sharing are models of their own here, and hybrids take minutes to compile.
+All of them pass every test, some among the slow ones: the named hybrids and heavy layouts all of
+theirs, other variants all but those of test_interface.py. They take minutes to compile, and every
+registered mixer, with MLPs and mixture of experts, passes every test among the quick ones.
 
     GENLAB_CONTRACT_ONLY=ema,hybrid     only these models (for a quick look at one)
 """
@@ -23,6 +24,8 @@ HERE = Path(__file__).parent
 LAB = SimpleNamespace(**runpy.run_path(str(HERE / "models.py")))
 COMPARATOR = SimpleNamespace(**runpy.run_path(str(HERE / "comparator.py")))
 
+HEAVY = {*LAB.HYBRIDS, "meta_mamba2", "block_parallel_heads", "block_postnorm"}
+VARIANT = ("block_", "mlp_plain")
 FIXTURES = {"entry": LAB.ENTRIES, "causal_entry": LAB.CAUSAL, "full_entry": LAB.ENTRIES}
 
 
@@ -45,6 +48,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if fixture not in metafunc.fixturenames:
             continue
         names = [n for n in entries if not only or n in only.split(",")]
-        slow = set(LAB.HYBRIDS) - {"jamba"}
+        slow = HEAVY
+        if metafunc.module.__name__.rpartition(".")[2] != "test_interface":
+            slow = slow | {n for n in entries if n in LAB.VARIANTS or n.startswith(VARIANT)}
         models = [pytest.param(entries[n], marks=[pytest.mark.slow] * (n in slow)) for n in names]
         metafunc.parametrize(fixture, models, ids=names)

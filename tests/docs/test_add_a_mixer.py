@@ -86,6 +86,7 @@ def test_links_resolve() -> None:
     assert links and [k for k in links if not (DOCUMENT.parent / k).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_contract_suite_picks_the_mixer_up_and_it_passes(copy: Path) -> None:
     (command,) = [code for language, _, code in code_blocks() if language == "sh"]
     setting, program, *arguments = command.split()

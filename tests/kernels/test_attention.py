@@ -65,8 +65,10 @@ def random_mask(seed, *, tags=False, pinned=False, tree=False):
     return AttentionMask(**{n: None if v is None else jnp.asarray(v) for n, v in fields.items()})
 
 
-CLAUSES = [dict(zip(("tags", "pinned", "tree"), on, strict=True)) for on in
-           itertools.product([False, True], repeat=3)]
+CLAUSES = [
+    dict(zip(("tags", "pinned", "tree"), on, strict=True))
+    for on in itertools.product([False, True], repeat=3)
+]
 
 
 @pytest.mark.parametrize("clauses", CLAUSES)
@@ -132,7 +134,7 @@ def test_implementations_equal_the_reference(name, options):
 
 
 @pytest.mark.usefixtures("either_form")
-@pytest.mark.parametrize("unit", [1, 2, 3])
+@pytest.mark.parametrize("unit", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 def test_some_queries_at_a_time_equal_all_at_once(unit, monkeypatch):
     q, k, v = inputs(11)
     mask = random_mask(12, tags=True, pinned=True, tree=True)
@@ -201,8 +203,12 @@ def test_two_parts_merge_to_the_whole(dtype):
     mask = random_mask(10)
     cut = 3
     first, second = (
-        attention(q, k[:, at], v[:, at],
-                  mask._replace(k_order=mask.k_order[:, at], k_segment=mask.k_segment[:, at]))
+        attention(
+            q,
+            k[:, at],
+            v[:, at],
+            mask._replace(k_order=mask.k_order[:, at], k_segment=mask.k_segment[:, at]),
+        )
         for at in (slice(None, cut), slice(cut, None))
     )
     merged = merge_attention(*first, *second)

@@ -107,7 +107,10 @@ def test_reference_is_the_recurrence_in_numpy():
 
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.parametrize(
-    ("length", "documents"), [*((n, False) for n in LENGTHS), *((n, True) for n in LENGTHS[::2])]
+    ("length", "documents"),
+    [(1, False), (CHUNK + 1, True), (3 * CHUNK + 7, False)]
+    + [pytest.param(n, False, marks=pytest.mark.slow) for n in LENGTHS[1:-1]]
+    + [pytest.param(n, True, marks=pytest.mark.slow) for n in LENGTHS if n != CHUNK + 1],
 )
 def test_outputs_state_and_gradients_equal_the_reference(implementation, length, documents):
     a = make(length)

@@ -95,8 +95,11 @@ def attention(x, p, kv=None, extra=None):
 def embedded(model, tokens):
     """The embedding of tokens and the layers' parameters."""
     p = model.params
-    return np.asarray(p["embedding"])[tokens], [p[f"layer_{i}"] for i in range(len(p))
-                                                 if f"layer_{i}" in p], p["final_norm"]
+    return (
+        np.asarray(p["embedding"])[tokens],
+        [p[f"layer_{i}"] for i in range(len(p)) if f"layer_{i}" in p],
+        p["final_norm"],
+    )
 
 
 WIRINGS = {
@@ -199,7 +202,7 @@ META_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_meta_tokens_are_tokens_in_front_of_the_row(count):
     with_meta = model_of(META_LAYERS, meta_tokens=count)
     params = dict(with_meta.params)
