@@ -68,8 +68,8 @@ def run(q, k, v, mask, *, scale, soft_cap):
     """Runs the kernels. Arguments and results as in `reference`."""
     groups = q.shape[2] // k.shape[2]
     length = q.shape[1] * groups
-    rows = min(shapes.TRITON_ROWS, _power(length))
-    keys = min(shapes.TRITON_KEYS, _power(k.shape[1]))
+    rows = min(shapes.TRITON_ROWS, power(length))
+    keys = min(shapes.TRITON_KEYS, power(k.shape[1]))
     splits = 1
     if length <= rows:
         blocks = -(-k.shape[1] // keys)
@@ -78,15 +78,15 @@ def run(q, k, v, mask, *, scale, soft_cap):
     return flash_attention(KERNELS, options, q, k, v, mask)
 
 
-def _power(size: int) -> int:
-    """The least power of two that holds `size` and that a matrix product takes."""
+def power(size: int) -> int:
+    """Returns the least power of two that holds `size` and that a matrix product takes."""
     return max(shapes.TRITON_LEAST, 1 << (size - 1).bit_length())
 
 
 def _inputs(options, q, k, v, mask, *, splits=1, by_key=False, d_out=None, stats=None) -> _Inputs:
     sizes: _Sizes = options.sizes
     length, keys = round_up(q.shape[1], sizes.rows), round_up(k.shape[1], sizes.keys)
-    width = _power(q.shape[3])
+    width = power(q.shape[3])
     rule = rules.mask_rows(mask, options.groups, length, keys)
     blocks, counts = rules.block_lists(
         rules.row_bounds(rule.rows, sizes.rows),
@@ -170,14 +170,15 @@ def _call(kernel, name, options, clauses, inputs: _Inputs, grid, at_rows, outs):
     )(inputs)
 
 
-def _dot(a, b) -> Array:
+def dot(a, b) -> Array:
     """A product summed in float32; float32 factors are not rounded to TF32."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _scores(options: Options, q, k) -> Array:
-    scores = _dot(q, k.T) * options.scale
+def make_scores(options: Options, q, k) -> Array:
+    """The scores of rows (rows H) and keys (keys H)."""
+    scores = dot(q, k.T) * options.scale
     if options.soft_cap is None:
         return scores
     # tanh by the exponential, which is what Triton has on every card.
@@ -262,7 +263,7 @@ def _forward_kernel(options, clauses, inputs: _Inputs, out, log_total):
     def step(at, carry, masked):
         total_v, peak, total = carry
         k, v = _load_keys(inputs, at, masked)
-        scores = _scores(options, q, k)
+        scores = make_scores(options, q, k)
         if masked:
             seen = _visible(clauses, inputs, everything, at)
             scores = jnp.where(seen, scores, FLOOR)
@@ -272,7 +273,7 @@ def _forward_kernel(options, clauses, inputs: _Inputs, out, log_total):
             weight = jnp.where(seen, weight, 0.0)
         fade = jnp.exp(peak - now)
         total = total * fade + jnp.sum(weight, axis=1)
-        total_v = total_v * fade[:, None] + _dot(weight.astype(v.dtype), v)
+        total_v = total_v * fade[:, None] + dot(weight.astype(v.dtype), v)
         return total_v, now, total
 
     carry = (
@@ -316,11 +317,11 @@ def _backward(options: Options, q, k, v, mask: AttentionMask, d_out, log_total, 
 
 def _recompute(options, clauses, inputs, masked, q, k, v, d_out, rows, keys):
     """The probabilities and the gradient of the scaled scores, each (rows, keys)."""
-    scores = _scores(options, q, k)
+    scores = make_scores(options, q, k)
     chance = jnp.exp(scores - inputs.stats[0, rows][:, None])
     if masked:
         chance = jnp.where(_visible(clauses, inputs, rows, keys), chance, 0.0)
-    slope = chance * (_dot(d_out, v.T) - inputs.stats[1, rows][:, None])
+    slope = chance * (dot(d_out, v.T) - inputs.stats[1, rows][:, None])
     if options.soft_cap is not None:
         capped = scores / options.soft_cap
         slope = slope * (1.0 - capped * capped)
@@ -334,7 +335,7 @@ def _query_kernel(options, clauses, inputs: _Inputs, dq):
     def step(at, sum_q, masked):
         k, v = _load_keys(inputs, at, masked)
         _, slope = _recompute(options, clauses, inputs, masked, q, k, v, d_out, everything, at)
-        return sum_q + _dot(slope.astype(k.dtype), k)
+        return sum_q + dot(slope.astype(k.dtype), k)
 
     sum_q = _walk(inputs, options.sizes.keys, step, jnp.zeros(q.shape, jnp.float32))
     dq[...] = sum_q.astype(dq.dtype)
@@ -348,8 +349,8 @@ def _key_kernel(options, clauses, inputs: _Inputs, dk, dv):
         sum_k, sum_v = carry
         q, d_out = inputs.q[at, :], inputs.d_out[at, :]
         chance, slope = _recompute(options, clauses, inputs, masked, q, k, v, d_out, at, everything)
-        sum_v = sum_v + _dot(chance.T.astype(d_out.dtype), d_out)
-        return sum_k + _dot(slope.T.astype(q.dtype), q), sum_v
+        sum_v = sum_v + dot(chance.T.astype(d_out.dtype), d_out)
+        return sum_k + dot(slope.T.astype(q.dtype), q), sum_v
 
     zeros = jnp.zeros(k.shape, jnp.float32)
     sum_k, sum_v = _walk(inputs, options.sizes.rows, step, (zeros, zeros))

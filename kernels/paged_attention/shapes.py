@@ -46,3 +46,12 @@ TPU_ROW_UNIT = 16
 TPU_PROGRAMS = 2
 TPU_BLOCK_BYTES = 2**21
 TPU_TABLE_MAX = 2**16
+
+# `pallas_triton`: the most rows and keys of a tile, the widest head, warps, pipeline stages; and
+# how many programs fill a GPU (an H100's cores).
+TRITON_ROWS = 64
+TRITON_KEYS = 64
+TRITON_HEAD_MAX = 256
+TRITON_WARPS = 4
+TRITON_STAGES = 2
+GPU_PROGRAMS = 132

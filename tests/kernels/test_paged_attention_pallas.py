@@ -14,15 +14,15 @@ from .interpreted import PLATFORM, interpreted, simulated_tpu
 from .lowering import kernels_in, lowered_text
 from .paged_scene import assert_equal, by_loops, edges, make_scene
 
-BACKENDS = ("pallas_tpu",)
+BACKENDS = ("pallas_tpu", "pallas_triton")
 INTERPRETED = list(BACKENDS)
 CUDA = {"gpu": "cuda", "tpu": "tpu"}
 # Keys of a block of the pool, and of a tile of several blocks.
-BLOCK = {"pallas_tpu": 4}
+BLOCK = {"pallas_tpu": 4, "pallas_triton": 8}
 TOLERANCE = {np.float32: 1e-5, jnp.bfloat16: 2**-6}
-DTYPE = {"pallas_tpu": np.float32}
+DTYPE = {"pallas_tpu": np.float32, "pallas_triton": np.float32}
 # Heads, key/value heads, and their width.
-SIZES = {"pallas_tpu": (8, 4, 6)}
+SIZES = {"pallas_tpu": (8, 4, 6), "pallas_triton": (4, 2, 6)}
 RULES = ({}, {"window": 6, "soft_cap": 2.0, "scale": 0.7})
 
 
@@ -35,6 +35,9 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(shapes, "TPU_SCORES", 4 * 2 * 2 * BLOCK["pallas_tpu"])
     monkeypatch.setattr(shapes, "TPU_ROW_UNIT", 4)
     monkeypatch.setattr(shapes, "TPU_PROGRAMS", 1)
+    monkeypatch.setattr(shapes, "TRITON_ROWS", 16)
+    monkeypatch.setattr(shapes, "TRITON_KEYS", 16)
+    monkeypatch.setattr(shapes, "GPU_PROGRAMS", 1)
 
 
 def scene_for(implementation, lengths=None, dtype=None, **options):
@@ -82,6 +85,7 @@ def test_every_length_and_size(implementation, queries, times, dtype, rule):
 def test_the_keys_of_a_row_are_shared_out(implementation, monkeypatch):
     """By each row's own length; some programs get none."""
     monkeypatch.setattr(shapes, "TPU_PROGRAMS", 12)
+    monkeypatch.setattr(shapes, "GPU_PROGRAMS", 12)
     block = BLOCK[implementation]
     scene = scene_for(implementation, (3, 11 * block + 1, 0), shared=0)
     check(scene, implementation)
@@ -90,7 +94,7 @@ def test_the_keys_of_a_row_are_shared_out(implementation, monkeypatch):
         assert "f32[6," in str(jax.make_jaxpr(call)(*scene.arguments))
 
 
-@pytest.mark.parametrize("implementation", ["pallas_tpu"])
+@pytest.mark.parametrize("implementation", ["pallas_tpu", "pallas_triton"])
 def test_bfloat16_is_summed_in_float32(implementation):
     scene = scene_for(implementation, dtype=jnp.bfloat16)
     out, log_total = run(scene, implementation)
