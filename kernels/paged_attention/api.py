@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from ..compat import target_platform
 from ..dispatch import Implementation, KernelArgumentError, check_array, choose
-from . import pallas_tpu, pallas_triton
+from . import pallas_mosaic_gpu, pallas_tpu, pallas_triton
 from .plan import Plan, make_plan
 from .reference import paged_attention_reference
 from .xla import paged_attention_xla
@@ -24,12 +24,13 @@ IMPLEMENTATIONS = {
     "reference": Implementation(paged_attention_reference),
     "xla": Implementation(paged_attention_xla),
     "pallas_tpu": Implementation(pallas_tpu.run, pallas_tpu.supports),
+    "pallas_mosaic_gpu": Implementation(pallas_mosaic_gpu.run, pallas_mosaic_gpu.supports),
     "pallas_triton": Implementation(pallas_triton.run, pallas_triton.supports),
 }
 # By platform, fastest first.
 PREFERRED = {
     "cpu": ("xla",),
-    "gpu": ("pallas_triton", "xla"),
+    "gpu": ("pallas_mosaic_gpu", "pallas_triton", "xla"),
     "tpu": ("pallas_tpu", "xla"),
 }
 

@@ -47,11 +47,22 @@ TPU_PROGRAMS = 2
 TPU_BLOCK_BYTES = 2**21
 TPU_TABLE_MAX = 2**16
 
-# `pallas_triton`: the most rows and keys of a tile, the widest head, warps, pipeline stages; and
-# how many programs fill a GPU (an H100's cores).
+# How many programs fill a GPU (an H100's cores).
+GPU_PROGRAMS = 132
+
+# `pallas_mosaic_gpu`: rows of a tile (fixed by wgmma) and keys, tiles that are being copied at a
+# time, the unit of a head's width (a swizzle of 128 bytes) and the widest head, and the unit of a
+# block's keys (the rows of a swizzle).
+GPU_ROWS = 64
+GPU_KEYS = 128
+GPU_STAGES = 2
+GPU_HEAD_UNIT = 64
+GPU_HEAD_MAX = 128
+GPU_BLOCK_UNIT = 8
+
+# `pallas_triton`: the most rows and keys of a tile, the widest head, warps and pipeline stages.
 TRITON_ROWS = 64
 TRITON_KEYS = 64
 TRITON_HEAD_MAX = 256
 TRITON_WARPS = 4
 TRITON_STAGES = 2
-GPU_PROGRAMS = 132

@@ -6,24 +6,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from genlab.kernels.attention import mosaic_gpu_tiles
 from genlab.kernels.compat import assume_platform
 from genlab.kernels.dispatch import KernelArgumentError
 from genlab.kernels.paged_attention import paged_attention, shapes
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from .interpreted import PLATFORM, interpreted, simulated_tpu
+from .interpreted import HAS_GPU_INTERPRETER, PLATFORM, interpreted, simulated_tpu
 from .lowering import kernels_in, lowered_text
 from .paged_scene import assert_equal, by_loops, edges, make_scene
 
-BACKENDS = ("pallas_tpu", "pallas_triton")
-INTERPRETED = list(BACKENDS)
+BACKENDS = ("pallas_tpu", "pallas_mosaic_gpu", "pallas_triton")
+INTERPRETED = [b for b in BACKENDS if b != "pallas_mosaic_gpu" or HAS_GPU_INTERPRETER]
 CUDA = {"gpu": "cuda", "tpu": "tpu"}
 # Keys of a block of the pool, and of a tile of several blocks.
-BLOCK = {"pallas_tpu": 4, "pallas_triton": 8}
+BLOCK = {"pallas_tpu": 4, "pallas_mosaic_gpu": 32, "pallas_triton": 8}
 TOLERANCE = {np.float32: 1e-5, jnp.bfloat16: 2**-6}
-DTYPE = {"pallas_tpu": np.float32, "pallas_triton": np.float32}
+DTYPE = {"pallas_tpu": np.float32, "pallas_mosaic_gpu": jnp.bfloat16, "pallas_triton": np.float32}
 # Heads, key/value heads, and their width.
-SIZES = {"pallas_tpu": (8, 4, 6), "pallas_triton": (4, 2, 6)}
+SIZES = {"pallas_tpu": (8, 4, 6), "pallas_mosaic_gpu": (2, 1, 64), "pallas_triton": (4, 2, 6)}
 RULES = ({}, {"window": 6, "soft_cap": 2.0, "scale": 0.7})
+
+
+def add_product(total, a, b):
+    """What the interpreter cannot do: wgmma with a factor in registers, into a given sum.
+
+    A plain load, unlike wgmma's, has to be fenced off from the copies that come next.
+    """
+    factor = b[...]
+    plgpu.commit_smem()
+    return total + jnp.dot(a, factor, preferred_element_type=jnp.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +50,8 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(shapes, "TRITON_ROWS", 16)
     monkeypatch.setattr(shapes, "TRITON_KEYS", 16)
     monkeypatch.setattr(shapes, "GPU_PROGRAMS", 1)
+    monkeypatch.setattr(shapes, "GPU_KEYS", 64)
+    monkeypatch.setattr(mosaic_gpu_tiles, "add_product", add_product)
 
 
 def scene_for(implementation, lengths=None, dtype=None, **options):
@@ -70,22 +84,32 @@ def test_it_is_the_equation(implementation, queries, rule):
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", INTERPRETED)
 @pytest.mark.parametrize("queries", [1, 3, 8])
-@pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("times", [0.5, 1, 2, 4])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_length_and_size(implementation, queries, times, dtype, rule):
-    if dtype == np.float32 and DTYPE[implementation] != np.float32:
-        dtype = DTYPE[implementation]
-    block = times * BLOCK[implementation]
-    scene = scene_for(implementation, queries=queries, shared=1, block=block, dtype=dtype)
-    check(scene, implementation, **rule)
+def test_every_length_and_size(implementation, queries, times, rule):
+    """Blocks smaller than a tile, as large, and (where there are such tiles) larger."""
+    block = int(times * BLOCK[implementation])
+    for dtype in {DTYPE[implementation], jnp.bfloat16}:
+        scene = scene_for(implementation, queries=queries, shared=1, block=block, dtype=dtype)
+        check(scene, implementation, **rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(5, 1, 7), (6, 6, 5), (9, 3, 130)])
+@pytest.mark.parametrize("block", [1, 5, 48])
+def test_triton_takes_any_size(sizes, block):
+    sizes = dict(zip(("heads", "kv_heads", "head_dim"), sizes, strict=True))
+    lengths = [max(n, 0) for n in edges(block)]
+    check(scene_for("pallas_triton", lengths, queries=3, block=block, **sizes), "pallas_triton")
 
 
 @pytest.mark.parametrize("implementation", INTERPRETED)
 def test_the_keys_of_a_row_are_shared_out(implementation, monkeypatch):
     """By each row's own length; some programs get none."""
-    monkeypatch.setattr(shapes, "TPU_PROGRAMS", 12)
-    monkeypatch.setattr(shapes, "GPU_PROGRAMS", 12)
+    # Two programs for each of 3 rows and 2 heads, or groups of heads; Mosaic GPU's scene has one.
+    wanted = 6 if implementation == "pallas_mosaic_gpu" else 12
+    monkeypatch.setattr(shapes, "TPU_PROGRAMS", wanted)
+    monkeypatch.setattr(shapes, "GPU_PROGRAMS", wanted)
     block = BLOCK[implementation]
     scene = scene_for(implementation, (3, 11 * block + 1, 0), shared=0)
     check(scene, implementation)
@@ -150,7 +174,12 @@ def test_it_lowers_at_the_sizes_of_real_models(implementation, name, monkeypatch
 
 @pytest.mark.parametrize(
     ("platform", "dtype", "chosen"),
-    [("tpu", jnp.bfloat16, "pallas_tpu"), ("tpu", jnp.float32, "pallas_tpu")],
+    [
+        ("tpu", jnp.bfloat16, "pallas_tpu"),
+        ("tpu", jnp.float32, "pallas_tpu"),
+        ("cuda", jnp.bfloat16, "pallas_mosaic_gpu"),
+        ("cuda", jnp.float32, "pallas_triton"),
+    ],
 )
 def test_the_default_is_the_kernel_where_there_is_one(platform, dtype, chosen, monkeypatch):
     monkeypatch.undo()
@@ -182,6 +211,12 @@ def pools(kv_heads, head_dim, block, dtype=jnp.bfloat16, blocks=4):
         ("pallas_tpu", (12, 128, 16), "a pool with 12 heads of 128 would be copied whole"),
         ("pallas_tpu", (8, 64, 16), "a pool with 8 heads of 64 would be copied whole"),
         ("pallas_tpu", (8, 128, 2048), "a block of 2048 keys takes 4194304 bytes; the kernel"),
+        ("pallas_mosaic_gpu", (8, 128, 16, jnp.float32), "q is float32; the kernel takes bfloat16"),
+        ("pallas_mosaic_gpu", (8, 80, 16), "H is 80; the kernel takes multiples of 64 up to 128"),
+        ("pallas_mosaic_gpu", (8, 192, 16), "H is 192; the kernel takes multiples of 64 up to 128"),
+        ("pallas_mosaic_gpu", (8, 64, 24), "a block has 24 keys; the kernel takes a multiple of 8"),
+        ("pallas_mosaic_gpu", (8, 64, 192), "a block has 192 keys; the kernel takes a multiple"),
+        ("pallas_triton", (8, 512, 16), "H is 512; the kernel takes at most 256"),
         ("pallas_tpu", (8, 128, 16, jnp.bfloat16, 2**17), "the table has 131072 entries; the k"),
     ],
 )
