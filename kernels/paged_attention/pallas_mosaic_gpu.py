@@ -73,6 +73,8 @@ def _call(options: Options, q, k_pool, v_pool, plan: Plan):
     sizes: _Sizes = options.sizes
     batch, length, kv_heads, width = q.shape
     parts, padded = sizes.parts, round_up(length, sizes.rows)
+    # Of a lone tile only the rows that hold something are written, in whole swizzles.
+    kept = padded if padded > sizes.rows else round_up(length, shapes.GPU_BLOCK_UNIT)
     copies = max(1, sizes.keys // k_pool.shape[1])
     q = pad_axis(q, 1, padded)
     row = jnp.stack([jnp.repeat(v, options.groups, axis=1) for v in (plan.lo, plan.hi)], axis=1)
@@ -88,8 +90,8 @@ def _call(options: Options, q, k_pool, v_pool, plan: Plan):
         (kv_heads, padded // sizes.rows, batch * parts),
         ("head", "tile", "part"),
         (
-            jax.ShapeDtypeStruct((batch * parts, padded, kv_heads, width), jnp.float32),
-            jax.ShapeDtypeStruct((batch * parts, kv_heads, padded), jnp.float32),
+            jax.ShapeDtypeStruct((batch * parts, kept, kv_heads, width), jnp.float32),
+            jax.ShapeDtypeStruct((batch * parts, kv_heads, kept), jnp.float32),
         ),
         dict(
             q_tile=plgpu.SMEM((sizes.rows, width), q.dtype, transforms=tiles.TILE),
@@ -197,8 +199,10 @@ def _kernel(
         out_tile[...] = total_v / tiles.by_row(safe, total_v.shape)
         total_tile[...] = jnp.where(some, jnp.log(safe) + peak * (1 / tiles.LOG2_E), -jnp.inf)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out_tile, out.at[part, mine, head])
-        plgpu.copy_smem_to_gmem(total_tile, log_total.at[part, head, mine])
+        kept = min(sizes.rows, out.shape[1])
+        to, held = pl.ds(tile * sizes.rows, kept), pl.ds(0, kept)
+        plgpu.copy_smem_to_gmem(out_tile.at[held], out.at[part, to, head])
+        plgpu.copy_smem_to_gmem(total_tile.at[held], log_total.at[part, head, to])
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(me == 1)

@@ -94,6 +94,11 @@ def test_every_length_and_size(implementation, queries, times, rule):
         check(scene, implementation, **rule)
 
 
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_a_chunk_may_have_several_tiles_of_rows(implementation):
+    check(scene_for(implementation, (70, 33), queries=40), implementation, window=20)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(5, 1, 7), (6, 6, 5), (9, 3, 130)])
 @pytest.mark.parametrize("block", [1, 5, 48])
