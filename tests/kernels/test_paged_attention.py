@@ -44,7 +44,7 @@ def test_it_is_the_equation(implementation, queries):
         assert_equal(got, by_loops(scene, **rule))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES[:2])
 def test_steps_join_to_the_same_result(many_steps, rule):
     scene = make_scene(edges(BLOCK), queries=3)
     jaxpr = jax.make_jaxpr(functools.partial(run, **rule, implementation="xla"))(*scene.arguments)
@@ -89,14 +89,14 @@ def test_it_equals_attention_over_keys_in_one_piece(implementation):
     mask = mask._replace(
         q_lo=mask.q_lo[:, first:], q_hi=mask.q_hi[:, first:], q_segment=mask.q_segment[:, first:]
     )
-    want = attention(scene.q, scene.k[:, :length], scene.v[:, :length], mask, soft_cap=3.0)
+    in_one_piece = jax.jit(functools.partial(attention, soft_cap=3.0))
+    want = in_one_piece(scene.q, scene.k[:, :length], scene.v[:, :length], mask)
     assert_equal(run(*scene.arguments, soft_cap=3.0, implementation=implementation), want)
 
 
-@pytest.mark.parametrize("implementation", ON_CPU)
-def test_bfloat16_is_summed_in_float32(implementation):
+def test_bfloat16_is_summed_in_float32():
     scene = make_scene(edges(BLOCK), dtype=jnp.bfloat16)
-    out, log_total = run(*scene.arguments, implementation=implementation)
+    out, log_total = run(*scene.arguments)
     assert out.dtype == jnp.bfloat16 and log_total.dtype == jnp.float32
     assert_equal((out, log_total), by_loops(scene), 2**-6)
 
@@ -123,13 +123,11 @@ def test_rows_that_cannot_be_answered_are_nan_and_their_mates_are_not(implementa
 def test_nothing_to_see_gives_zeros(implementation):
     scene = make_scene((0, 0), block=2)
     assert np.isnan(scene.k_pool).all()
-    for pool in (scene.k_pool, scene.k_pool[:0]):
-        for table in (scene.table, scene.table[:, :0]):
-            out, log_total = paged_attention(
-                scene.q, pool, pool, table, scene.lengths, implementation=implementation
-            )
-            np.testing.assert_array_equal(out, 0)
-            np.testing.assert_array_equal(log_total, -np.inf)
+    for blocks, columns in ((None, None), (0, None), (None, 0)):
+        pool, table = scene.k_pool[:blocks], scene.table[:, :columns]
+        got = run(scene.q, pool, pool, table, scene.lengths, implementation=implementation)
+        np.testing.assert_array_equal(got[0], 0)
+        np.testing.assert_array_equal(got[1], -np.inf)
 
 
 def test_a_step_holds_what_it_gathers_and_no_more():
@@ -194,10 +192,9 @@ def test_it_says_that_there_is_no_gradient():
     def loss(q):
         return jnp.sum(paged_attention(q, *scene.arguments[1:])[0])
 
-    for differentiate in (jax.grad, jax.jit(jax.grad(loss)).trace, jax.jacfwd):
+    for differentiate in (jax.grad, jax.jacfwd):
         with pytest.raises(KernelArgumentError, match="no implementation has a gradient"):
-            found = differentiate(loss if differentiate in (jax.grad, jax.jacfwd) else scene.q)
-            found(scene.q)
+            jax.jit(differentiate(loss)).trace(scene.q)
 
 
 ARRAYS = dict(zip(("q", "k_pool", "v_pool", "table", "lengths"), make_scene((3, 5)).arguments,
