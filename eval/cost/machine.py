@@ -6,7 +6,7 @@ repeat down, so that a median would say how busy the machine was.
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,6 @@ WORKING_SETS = tuple(1 << power for power in (18, 20, 22, 24, 25, 26, 27, 28))  
 WIDTHS, ROWS = (64, 128, 512, 1024), (8, 64, 256, 1024)
 REPEATS = 9
 TURNS_S = 0.02  # a measured loop runs about so long
-
-
-class _Starting(NamedTuple):
-    """Seconds to start an operation inside a loop and in a call, and to make an empty call."""
-
-    loop_launch_s: float
-    launch_s: float
-    call_s: float
 
 
 def measure_machine(
@@ -54,8 +46,6 @@ def measure_machine(
         done += 1
         progress(done, total)
 
-    starting = _launches()
-    step()
     bandwidth = []
     for size in sizes:
         bandwidth.append(_bandwidth(size, dtype))
@@ -63,24 +53,20 @@ def measure_machine(
     matmul = []
     for width in WIDTHS:
         for rows in ROWS:
-            matmul.append(_matmul(rows, width, dtype, starting))
+            matmul.append(_matmul(rows, width, dtype))
             step()
     kernels = {}
     for name, make in PROBES.items():
         probes = make(jnp.dtype(dtype))
         many, one = probes.many, probes.one
-        launches = _launched(many)
-        called = _beside(_call_s(many), launches * starting.launch_s + starting.call_s)
-        turned = _beside(_turn_s(many), launches * starting.loop_launch_s)
-        by_state = None
-        if one is not None:
-            by_state = one.amount / _beside(_turn_s(one), _launched(one) * starting.loop_launch_s)
         kernels[name] = KernelRate(
-            flops_per_s=many.amount / called,
-            loop_flops_per_s=many.amount / turned,
-            state_bytes_per_s=by_state,
+            flops_per_s=many.amount / _call_s(many),
+            loop_flops_per_s=many.amount / _turn_s(many),
+            state_bytes_per_s=None if one is None else one.amount / _turn_s(one),
         )
         step()
+    loop_launch, launch, call = _launches()
+    step()
     device = jax.devices()[0]
     return Machine(
         device=f"{device.platform}: {device.device_kind}",
@@ -90,9 +76,9 @@ def measure_machine(
         bandwidth=bandwidth,
         matmul=matmul,
         kernels=kernels,
-        loop_launch_s=starting.loop_launch_s,
-        launch_s=starting.launch_s,
-        call_s=starting.call_s,
+        loop_launch_s=loop_launch,
+        launch_s=launch,
+        call_s=call,
     )
 
 
@@ -113,7 +99,7 @@ def _bandwidth(size: int, dtype: str) -> BandwidthPoint:
     return BandwidthPoint(working_set_bytes=moved, bytes_per_s=moved / _turn_s(probe))
 
 
-def _matmul(rows: int, width: int, dtype: str, starting: _Starting) -> MatmulPoint:
+def _matmul(rows: int, width: int, dtype: str) -> MatmulPoint:
     """A chain of four products with different matrices, so that none is hoisted out."""
     matrices = [_matrix(i, width, width, dtype) for i in range(4)]
 
@@ -127,25 +113,12 @@ def _matmul(rows: int, width: int, dtype: str, starting: _Starting) -> MatmulPoi
     return MatmulPoint(
         rows=rows,
         width=width,
-        flops_per_s=flops / _beside(_call_s(probe), starting.call_s),
+        flops_per_s=flops / _call_s(probe),
         loop_flops_per_s=flops / _turn_s(probe),
     )
 
 
-def _launched(probe: Probe) -> float:
-    """Operations that one run of the probe starts, the turns of its loops among them."""
-    return count_launches(jax.jit(probe.run).lower(probe.x, probe.held).compile().as_text()).once
-
-
-def _beside(seconds: float, starting_s: float) -> float:
-    """Seconds without what starting operations takes, which a prediction counts by itself.
-
-    A fifth stays at least: both are measured, and their difference may be noise.
-    """
-    return max(seconds - starting_s, seconds / 5)
-
-
-def _launches() -> _Starting:
+def _launches() -> tuple[float, float, float]:
     """Seconds per small operation in a loop and in a plain call, and of an empty call."""
 
     def probe(length: int) -> Probe:
@@ -156,13 +129,17 @@ def _launches() -> _Starting:
 
         return Probe(run, jnp.ones((1, 128), jnp.float32), jnp.float32(0.5), 0.0, fixed=True)
 
+    def launched(length: int) -> float:
+        short = probe(length)
+        text = jax.jit(short.run).lower(short.x, short.held).compile().as_text()
+        return count_launches(text).once
+
     few, many = 4, 68
-    more = _launched(probe(many)) - _launched(probe(few))
+    more = launched(many) - launched(few)
     loop = (_turn_s(probe(many)) - _turn_s(probe(few))) / more
     short = _call_s(probe(few))
     plain = (_call_s(probe(many)) - short) / more
-    empty = short - _launched(probe(few)) * max(0.0, plain)
-    return _Starting(max(0.0, loop), max(0.0, plain), max(0.0, empty))
+    return max(0.0, loop), max(0.0, plain), max(0.0, short - launched(few) * max(0.0, plain))
 
 
 def _call_s(probe: Probe) -> float:

@@ -30,8 +30,6 @@ class MatmulPoint(Record):
 class KernelRate(Record):
     """Speed of what mixes time in one kind of layer, measured on one small shape.
 
-    Without what starting its operations takes: a program's operations are counted by themselves.
-
     Attributes:
         flops_per_s: over many tokens as one call, by the FLOPs of the equation.
         loop_flops_per_s: the same inside a compiled loop.

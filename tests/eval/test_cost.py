@@ -170,14 +170,6 @@ def test_probes_are_not_computed_before_their_loop():
     assert launches.count_launches(looped).each >= 0.8 * launches.count_launches(once).once
 
 
-def test_a_kernels_speed_is_without_the_starting_of_its_operations():
-    """Those of every turn of its loop: a program's operations are counted by themselves."""
-    probe = kernel_probes.PROBES["Mamba"](np.float32).many
-    assert machine_module._launched(probe) > kernel_probes.LENGTH
-    assert machine_module._beside(10.0, 4.0) == 6.0
-    assert machine_module._beside(10.0, 9.9) == 2.0  # a fifth stays
-
-
 def test_the_machine_is_measured_once_a_folder(tmp_path, monkeypatch, machine):
     calls = []
 
