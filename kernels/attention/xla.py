@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from ..compat import target_platform
 from ..pallas_common import pad_axis, round_up
+from ..products import transposed_product
 from . import shapes
 from .mask import AttentionMask
 
@@ -90,23 +91,67 @@ def _attend_many(q, k, v, mask, *, scale, soft_cap):
     k, v = (jnp.moveaxis(jnp.where(written, x, 0), 2, 1) for x in (k, v))
     q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, -1, head_dim)
     q = jnp.moveaxis(q, 1, 3)
+    term = jnp.where(mask.dense(), 0.0, _HIDDEN)[:, None, None]
+    out, log_total = _by_heads(soft_cap, q, k, v, term)
+    out = jnp.moveaxis(out, 3, 1).reshape(batch, queries, heads, head_dim)
+    return out, jnp.moveaxis(log_total, 3, 1).reshape(batch, queries, heads)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_heads(soft_cap, q, k, v, term):
+    """q [B K G T H], scaled; k, v [B K S H]; term float32 [B 1 1 T S]."""
+    return _by_heads_forward(soft_cap, q, k, v, term)[0]
+
+
+def _by_heads_forward(soft_cap, q, k, v, term):
     scores = jnp.einsum("bkgth,bksh->bkgts", q, k, preferred_element_type=jnp.float32)
+    capped = None
     if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = scores + jnp.where(mask.dense(), 0.0, _HIDDEN)[:, None, None]
+        capped = jnp.tanh(scores / soft_cap)
+        scores = soft_cap * capped
+    scores = scores + term
     # A row that sees nothing has its peak at the term itself; above it the weights become zero.
     peak = jnp.maximum(jnp.max(scores, axis=-1, keepdims=True), _HIDDEN / 2)
-    peak = jax.lax.stop_gradient(peak)
     weight = jnp.exp(scores - peak)
     total = jnp.sum(weight, axis=-1)
-    out = jnp.einsum(
-        "bkgts,bksh->bkgth", weight.astype(v.dtype), v, preferred_element_type=jnp.float32
-    )
+    weight = weight.astype(v.dtype)
+    out = jnp.einsum("bkgts,bksh->bkgth", weight, v, preferred_element_type=jnp.float32)
     safe = jnp.where(total > 0, total, 1.0)
-    out = jnp.moveaxis(out / safe[..., None], 3, 1)
+    out = (out / safe[..., None]).astype(q.dtype)
     log_total = jnp.where(total > 0, jnp.log(safe) + peak[..., 0], -jnp.inf)
-    log_total = jnp.moveaxis(log_total, 3, 1).reshape(batch, queries, heads)
-    return out.reshape(batch, queries, heads, head_dim).astype(q.dtype), log_total
+    return (out, log_total), (q, k, v, weight, total, out, capped)
+
+
+def _by_heads_backward(soft_cap, saved, cotangents):
+    """d(score) = p (d(p) - delta), delta = sum_h(out d(out)) - d(log_total); see `flash`.
+
+    The weights are kept undivided, in v's dtype; what they are divided by goes to the cotangents.
+    """
+    q, k, v, weight, total, out, capped = saved
+    dout, dlog_total = cotangents
+    batch, kv_heads, _, _, head_dim = q.shape
+    delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlog_total
+    # A row without keys depends on nothing, whatever its cotangents say.
+    delta = jnp.where(total > 0, delta, 0.0)
+    total = jnp.where(total > 0, total, 1.0)
+    dout = (dout / total[..., None]).astype(v.dtype)
+    dweight = jnp.einsum("bkgth,bksh->bkgts", dout, v, preferred_element_type=jnp.float32)
+    dscores = weight.astype(jnp.float32) * (dweight - (delta / total)[..., None])
+    if capped is not None:
+        dscores = dscores * (1 - capped**2)
+    dscores = dscores.astype(q.dtype)
+    dq = jnp.einsum("bkgts,bksh->bkgth", dscores, k, preferred_element_type=jnp.float32)
+
+    def by_key(left, right):
+        """Sums over the rows of all G heads; the narrow factor is the one that is turned."""
+        left, right = (x.reshape(batch, kv_heads, -1, x.shape[-1]) for x in (left, right))
+        return transposed_product(left, right, jnp.float32).swapaxes(2, 3)
+
+    dk, dv = by_key(q, dscores), by_key(dout, weight)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+
+
+_by_heads.defvjp(_by_heads_forward, _by_heads_backward)
 
 
 def _attend_few(q, k, v, mask, *, scale, soft_cap):

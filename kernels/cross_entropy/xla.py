@@ -9,6 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ..compat import target_platform
+from ..products import transposed_product
 from .reference import EXCLUDED
 from .shapes import block_tokens
 
@@ -35,13 +36,12 @@ def _weighted_sum(token_weight, nll) -> Float[Array, ""]:
 
 def run_whole(hidden, weight, targets, *, allowed, vocab_first):
     """Holds all logits in float32: small vocabularies."""
-    return _losses(_logits(hidden, weight, allowed, vocab_first), targets)
+    return _whole(vocab_first, hidden, weight, targets, allowed)
 
 
 def run_whole_weighted(hidden, weight, targets, token_weight, *, allowed, vocab_first):
-    """The weighted sum of `run_whole`."""
-    nll, _ = run_whole(hidden, weight, targets, allowed=allowed, vocab_first=vocab_first)
-    return _weighted_sum(lax.stop_gradient(token_weight), nll)
+    """The weighted sum of `run_whole`; gradients are computed in the forward pass."""
+    return _whole_weighted(vocab_first, hidden, weight, targets, token_weight, allowed)
 
 
 def run_blocks(hidden, weight, targets, *, allowed, vocab_first):
@@ -89,9 +89,45 @@ def _gradients(
     hit = jnp.arange(logits.shape[1], dtype=targets.dtype) == targets[:, None]
     spread = jnp.exp(logits - log_total[:, None]) * (of_nll + of_total)[:, None]
     dlogits = (spread - jnp.where(hit, of_nll[:, None], 0.0)).astype(hidden.dtype)
-    back, out = ("tv,vd->td", "tv,td->vd") if vocab_first else ("tv,dv->td", "tv,td->dv")
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    return product(back, dlogits, weight).astype(hidden.dtype), product(out, dlogits, hidden)
+    back = "tv,vd->td" if vocab_first else "tv,dv->td"
+    dhidden = jnp.einsum(back, dlogits, weight, preferred_element_type=jnp.float32)
+    pair = (dlogits, hidden) if vocab_first else (hidden, dlogits)
+    return dhidden.astype(hidden.dtype), transposed_product(*pair, jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _whole(vocab_first, hidden, weight, targets, allowed):
+    return _losses(_logits(hidden, weight, allowed, vocab_first), targets)
+
+
+def _whole_forward(vocab_first, hidden, weight, targets, allowed):
+    logits = _logits(hidden, weight, allowed, vocab_first)
+    nll, log_total = _losses(logits, targets)
+    return (nll, log_total), (hidden, weight, targets, logits, log_total)
+
+
+def _whole_backward(vocab_first, residuals, cotangents):
+    dhidden, dweight = _gradients(*residuals, *cotangents, vocab_first)
+    return dhidden, dweight.astype(residuals[1].dtype), None, None
+
+
+_whole.defvjp(_whole_forward, _whole_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _whole_weighted(vocab_first, hidden, weight, targets, token_weight, allowed):
+    nll, _ = _whole(vocab_first, hidden, weight, targets, allowed)
+    return _weighted_sum(token_weight, nll)
+
+
+def _whole_weighted_forward(vocab_first, hidden, weight, targets, token_weight, allowed):
+    logits = _logits(hidden, weight, allowed, vocab_first)
+    nll, log_total = _losses(logits, targets)
+    of_total = jnp.zeros_like(token_weight)
+    dhidden, dweight = _gradients(
+        hidden, weight, targets, logits, log_total, token_weight, of_total, vocab_first
+    )
+    return _weighted_sum(token_weight, nll), (dhidden, dweight.astype(weight.dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -152,7 +188,8 @@ def _weighted_forward(vocab_first, hidden, weight, targets, token_weight, allowe
     return total, (_joined(dhidden, hidden.shape[0]), dweight.astype(weight.dtype))
 
 
-def _weighted_backward(vocab_first, residuals, cotangent):
+def _scaled(vocab_first, residuals, cotangent):
+    """The backward pass of a weighted sum whose gradients are there already."""
     del vocab_first
     # In float32: a mean's factor, one over the number of tokens, times a small gradient could leave
     # the range of a 16-bit format before the sum is rounded.
@@ -160,4 +197,5 @@ def _weighted_backward(vocab_first, residuals, cotangent):
     return (*scaled, None, None, None)
 
 
-_weighted.defvjp(_weighted_forward, _weighted_backward)
+_weighted.defvjp(_weighted_forward, _scaled)
+_whole_weighted.defvjp(_whole_weighted_forward, _scaled)
