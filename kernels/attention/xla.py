@@ -99,7 +99,7 @@ def _attend_many(q, k, v, mask, *, scale, soft_cap):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _by_heads(soft_cap, q, k, v, term):
-    """q [B K G T H], scaled; k, v [B K S H]; term float32 [B 1 1 T S]."""
+    """Q [B K G T H], scaled; k, v [B K S H]; term float32 [B 1 1 T S]."""
     return _by_heads_forward(soft_cap, q, k, v, term)[0]
 
 
@@ -129,7 +129,7 @@ def _by_heads_backward(soft_cap, saved, cotangents):
     """
     q, k, v, weight, total, out, capped = saved
     dout, dlog_total = cotangents
-    batch, kv_heads, _, _, head_dim = q.shape
+    batch, kv_heads = q.shape[:2]
     delta = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlog_total
     # A row without keys depends on nothing, whatever its cotangents say.
     delta = jnp.where(total > 0, delta, 0.0)
