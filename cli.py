@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 an unexpected failure (with traceback), 2 the input's faul
 import signal
 import sys
 
+from .allocator import restart_keeping_memory
 from .errors import GenlabError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -89,5 +90,11 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else OK)
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """The entry of a process of its own; `main` with memory handled as programs need it."""
+    restart_keeping_memory()
     main()
+
+
+if __name__ == "__main__":
+    start()

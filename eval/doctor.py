@@ -16,6 +16,7 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ..allocator import keeps_memory
 from ..errors import GenlabError
 from ..train.data.cache import default_cache_dir
 from ..train.device import enable_compile_cache
@@ -71,6 +72,7 @@ class Findings(Record):
         devices: that JAX sees; the first is used.
         cores, cores_usable: of the machine, and those that this process may use.
         ram_bytes, ram_free_bytes: of the machine.
+        keeps_memory: whether what programs give back stays here, in large pages (`allocator`).
         cache: folder of corpora, tokenizers and tokens.
         compile_cache: folder of compiled programs.
         kernels: what each implementation of each op can run on the device.
@@ -86,6 +88,7 @@ class Findings(Record):
     cores_usable: int
     ram_bytes: int
     ram_free_bytes: int
+    keeps_memory: bool
     cache: Folder
     compile_cache: Folder
     kernels: list[KernelSupport]
@@ -129,6 +132,7 @@ def examine() -> Findings:
         cores_usable=_usable_cores(),
         ram_bytes=memory.total,
         ram_free_bytes=memory.available,
+        keeps_memory=keeps_memory(),
         cache=cache,
         compile_cache=compiled,
         kernels=kernels,
@@ -147,7 +151,9 @@ def report_lines(found: Findings) -> Iterator[str]:
         memory = "the machine's memory" if size is None else f"{byte_size(size)} of memory"
         yield f"device {device.id}: {device.platform}, {device.kind}, {memory}"
     yield f"cores: {found.cores}, of which {found.cores_usable} usable here"
+    kept = "kept, in large pages" if found.keeps_memory else "given back to the system"
     yield f"RAM: {byte_size(found.ram_bytes)}, {byte_size(found.ram_free_bytes)} free"
+    yield f"memory that programs free: {kept}"
     for what, folder in (("cache", found.cache), ("compiled programs", found.compile_cache)):
         state = "" if folder.writable else ", NOT WRITABLE"
         used, free = byte_size(folder.used_bytes), byte_size(folder.free_bytes)

@@ -38,7 +38,7 @@ def test_wheel_holds_nothing_else(wheel: Path, package_files: list[Path]) -> Non
 def test_wheel_metadata(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel)
     info = f"{wheel.name.split('-py3')[0]}.dist-info/"
-    assert "genlab = genlab.cli:main" in files.read(info + "entry_points.txt").decode()
+    assert "genlab = genlab.cli:start" in files.read(info + "entry_points.txt").decode()
     lines = files.read(info + "METADATA").decode().splitlines()
     fields = [line.split(": ", 1) for line in lines[: lines.index("")]]
     assert [v for k, v in fields if k == "Requires-Python"] == [">=3.11"]
