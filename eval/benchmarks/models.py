@@ -10,9 +10,9 @@ import numpy as np
 from ...errors import ConfigError
 from ...paradigms.autoregressive import AutoregressiveConfig
 from ...paradigms.backbone import ModelConfig
-from ...paradigms.context import Context
 from ...paradigms.decoding.loop import advance
 from ...paradigms.decoding.plain import Plain
+from ...paradigms.decoding.prefill import prefill
 from ...paradigms.decoding.sampling import make_sampling
 from ...paradigms.interface import Batch, SpecialIds
 from ...paradigms.model import Model, abstract_model, build_model
@@ -138,9 +138,9 @@ def _prefill(name: str, model: Model, case: Case) -> Ready:
 
     @jax.jit
     def run(model: Model, tokens: jax.Array) -> Any:
-        state = model.init_state(case.batch, case.length)
-        out, state = model(tokens, state, ctx=Context(history=False))
-        return jnp.argmax(model.head(out.hidden[:, -1]), axis=-1), state
+        lengths = jnp.full((case.batch,), case.length, jnp.int32)
+        hidden, state = prefill(model, tokens, lengths, case.length)
+        return jnp.argmax(model.head(hidden), axis=-1), state
 
     begin = time.perf_counter()
     compiled = run.lower(model, tokens).compile()

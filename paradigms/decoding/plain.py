@@ -16,6 +16,7 @@ from ..config import Config
 from ..context import Context
 from ..interface import Paradigm, SpecialIds
 from ..model import Model
+from .prefill import prefill
 from .sampling import Purpose, Sampling, draw, non_finite
 from .state import DecodeState, Request, check_request, fresh_state
 
@@ -107,10 +108,8 @@ class Plain:
 @partial(jax.jit, static_argnames=("max_len",))
 def _start(model: Model, request: Request, *, max_len: int) -> DecodeState:
     tokens, lengths = jnp.asarray(request.tokens), jnp.asarray(request.lengths)
-    memory = model.init_state(tokens.shape[0], max_len)
-    out, memory = model(tokens, memory, ctx=Context(lengths=lengths, history=False))
+    hidden, memory = prefill(model, tokens, lengths, max_len)
     state = fresh_state(request, max_len, model_state=memory)
-    hidden = jnp.take_along_axis(out.hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
     state = _emit(model, state, hidden, lengths)
     # The call was made for rows that wanted no token, too.
     idle = jnp.asarray(request.max_new) <= 0
