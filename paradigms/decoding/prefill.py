@@ -31,8 +31,8 @@ def prefill(
     """
     batch, length = tokens.shape
     memory = model.init_state(batch, max_len)
-    pieces = -(-length // MOST.get(target_platform(), length)) if takes_pieces(model) else 1
-    if pieces == 1:
+    pieces = -(-length // MOST.get(target_platform(), length))
+    if pieces == 1 or not takes_pieces(model):
         out, memory = model(tokens, memory, ctx=Context(lengths=lengths, history=False))
         return _at(out.hidden, lengths - 1), memory
     size = -(-length // pieces)  # even pieces: the last is at most `pieces - 1` tokens shorter
