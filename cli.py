@@ -7,7 +7,7 @@ Exit codes: 0 done, 1 an unexpected failure (with traceback), 2 the input's faul
 import signal
 import sys
 
-from .allocator import restart_keeping_memory
+from .allocator import restart_with_large_pages
 from .errors import GenlabError
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -91,8 +91,8 @@ def main() -> None:
 
 
 def start() -> None:
-    """The entry of a process of its own; `main` with memory handled as programs need it."""
-    restart_keeping_memory()
+    """The entry of a process of its own; `main` with memory in large pages."""
+    restart_with_large_pages()
     main()
 
 

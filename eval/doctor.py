@@ -16,7 +16,7 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from ..allocator import keeps_memory
+from ..allocator import asks_for_large_pages
 from ..errors import GenlabError
 from ..train.data.cache import default_cache_dir
 from ..train.device import enable_compile_cache
@@ -72,7 +72,7 @@ class Findings(Record):
         devices: that JAX sees; the first is used.
         cores, cores_usable: of the machine, and those that this process may use.
         ram_bytes, ram_free_bytes: of the machine.
-        keeps_memory: whether what programs give back stays here, in large pages (`allocator`).
+        large_pages: whether the allocator asks the system for them (`genlab.allocator`).
         cache: folder of corpora, tokenizers and tokens.
         compile_cache: folder of compiled programs.
         kernels: what each implementation of each op can run on the device.
@@ -88,7 +88,7 @@ class Findings(Record):
     cores_usable: int
     ram_bytes: int
     ram_free_bytes: int
-    keeps_memory: bool
+    large_pages: bool
     cache: Folder
     compile_cache: Folder
     kernels: list[KernelSupport]
@@ -132,7 +132,7 @@ def examine() -> Findings:
         cores_usable=_usable_cores(),
         ram_bytes=memory.total,
         ram_free_bytes=memory.available,
-        keeps_memory=keeps_memory(),
+        large_pages=asks_for_large_pages(),
         cache=cache,
         compile_cache=compiled,
         kernels=kernels,
@@ -151,9 +151,8 @@ def report_lines(found: Findings) -> Iterator[str]:
         memory = "the machine's memory" if size is None else f"{byte_size(size)} of memory"
         yield f"device {device.id}: {device.platform}, {device.kind}, {memory}"
     yield f"cores: {found.cores}, of which {found.cores_usable} usable here"
-    kept = "kept, in large pages" if found.keeps_memory else "given back to the system"
     yield f"RAM: {byte_size(found.ram_bytes)}, {byte_size(found.ram_free_bytes)} free"
-    yield f"memory that programs free: {kept}"
+    yield f"large pages: {'asked for' if found.large_pages else 'not asked for'}"
     for what, folder in (("cache", found.cache), ("compiled programs", found.compile_cache)):
         state = "" if folder.writable else ", NOT WRITABLE"
         used, free = byte_size(folder.used_bytes), byte_size(folder.free_bytes)

@@ -1,5 +1,6 @@
 """Products of activations with weight matrices, in the shape that the device multiplies fastest."""
 
+import functools
 import math
 
 import jax
@@ -41,6 +42,29 @@ def _linear_backward(saved, dy):
 
 
 _linear.defvjp(_linear_forward, _linear_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def split_columns(x: Float[Array, "*B F"], sizes: tuple[int, ...]) -> tuple[Array, ...]:
+    """The parts of a product that several projections share, by their widths.
+
+    Their cotangents are put side by side, where XLA's own backward pass adds up padded ones.
+    """
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return tuple(x[..., end - size : end] for size, end in zip(sizes, ends, strict=True))
+
+
+def _split_forward(x, sizes):
+    return split_columns(x, sizes), None
+
+
+def _split_backward(sizes, _, parts):
+    # Made before they are joined, not while: a fused concatenation asks of every value where it
+    # belongs.
+    return (jnp.concatenate(jax.lax.optimization_barrier(parts), axis=-1),)
+
+
+split_columns.defvjp(_split_forward, _split_backward)
 
 
 def product(

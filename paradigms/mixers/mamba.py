@@ -15,7 +15,7 @@ from ...kernels.selective_scan import selective_scan, selective_scan_tree
 from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
-from ..layers.linear import linear, product
+from ..layers.linear import linear, product, split_columns
 from ..layers.norm import RMSNorm
 from ..layers.params import Build, Float32Param, shape_of
 from .state_space import (
@@ -227,8 +227,7 @@ class Mamba(nnx.Module):
         return refuse_lookahead("mamba", ctx)
 
     def _enter(self, x: Float[Array, "B T D"]) -> tuple[Array, Array]:
-        xz = linear(x, self.w_in[...])
-        return xz[..., : self.inner], xz[..., self.inner :]
+        return split_columns(linear(x, self.w_in[...]), (self.inner, self.inner))
 
     def _run(
         self,
@@ -283,9 +282,7 @@ class Mamba(nnx.Module):
     def _select(self, x: Float[Array, "B T E"]) -> tuple[Array, Array, Array]:
         """Step sizes (float32), B and C of each token."""
         selected = linear(x, self.w_x[...])
-        low = selected[..., : self.dt_rank]
-        B = selected[..., self.dt_rank : self.dt_rank + self.state_size]
-        C = selected[..., self.dt_rank + self.state_size :]
+        low, B, C = split_columns(selected, (self.dt_rank, self.state_size, self.state_size))
         if self.select_norms:
             low, B, C = self.dt_norm(low), self.B_norm(B), self.C_norm(C)
         dt = product(low.astype(x.dtype), self.w_dt[...], "rd,df->rf", jnp.float32)

@@ -16,7 +16,7 @@ from ...kernels.ssd import ssd, ssd_tree
 from ..config import Config
 from ..context import LayerContext
 from ..interface import Cost
-from ..layers.linear import linear
+from ..layers.linear import linear, split_columns
 from ..layers.norm import rms_norm
 from ..layers.params import Build, Float32Param, shape_of
 from .state_space import (
@@ -242,16 +242,16 @@ class Mamba2(nnx.Module):
 
     def _enter(self, x: Float[Array, "B T D"]) -> tuple[Array, Array, Array]:
         """The gate z, the convolution's input and the step sizes (float32)."""
-        split = linear(x, self.w_in[...])
+        joined = linear(x, self.w_in[...])
         if any(factor != 1.0 for factor in self.multipliers):
             groups = self.groups * self.state_size
             sizes = (self.inner, self.inner, groups, groups, self.heads)
-            split = split * np.repeat(self.multipliers, sizes).astype(split.dtype)
-        end = self.inner + self.conv_channels
-        dt = jax.nn.softplus(split[..., end:].astype(jnp.float32) + self.dt_bias[...])
+            joined = joined * np.repeat(self.multipliers, sizes).astype(joined.dtype)
+        z, conv_input, dt = split_columns(joined, (self.inner, self.conv_channels, self.heads))
+        dt = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...])
         if self.min_step:
             dt = jnp.maximum(dt, self.min_step)
-        return split[..., : self.inner], split[..., self.inner : end], dt
+        return z, conv_input, dt
 
     def _run(
         self,
@@ -305,13 +305,11 @@ class Mamba2(nnx.Module):
     def _split(self, mixed: Float[Array, "B T E+2GM"]) -> tuple[Array, Array, Array]:
         """X by heads, B and C by groups."""
         shape = mixed.shape[:2]
-        end = self.inner + self.groups * self.state_size
+        of_group = self.groups * self.state_size
+        x, B, C = split_columns(mixed, (self.inner, of_group, of_group))
         by_group = (*shape, self.groups, self.state_size)
-        return (
-            mixed[..., : self.inner].reshape(*shape, self.heads, self.head_dim),
-            mixed[..., self.inner : end].reshape(by_group),
-            mixed[..., end:].reshape(by_group),
-        )
+        x = x.reshape(*shape, self.heads, self.head_dim)
+        return x, B.reshape(by_group), C.reshape(by_group)
 
     def _leave(
         self, y: Float[Array, "B T N P"], z: Float[Array, "B T E"]
