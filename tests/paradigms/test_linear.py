@@ -1,11 +1,18 @@
 """Products with weights: the same whatever the number of rows, and in the shape a CPU likes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from genlab.kernels.compat import assume_platform
-from genlab.paradigms.layers.linear import FEWEST_ROWS_CPU_BFLOAT16, linear, product
+from genlab.paradigms.layers.linear import (
+    FEWEST_ROWS_CPU_BFLOAT16,
+    linear,
+    product,
+    split_columns,
+)
 
 rng = np.random.default_rng(0)
 X, W = rng.standard_normal((3, 2, 16), np.float32), rng.standard_normal((16, 24), np.float32)
@@ -54,3 +61,22 @@ def test_one_row_of_bfloat16_on_a_cpu_and_nothing_else_gets_company():
     assert not padded(one, "gpu")
     assert not padded(one.astype(jnp.float32), "cpu")
     assert not padded(jnp.asarray(X[0], jnp.bfloat16), "cpu")
+
+
+def test_parts_are_slices_and_so_are_their_gradients():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 9), np.float32))
+    weight = jnp.arange(1.0, 55.0, dtype=jnp.float32).reshape(2, 3, 9)
+
+    def by_slices(x):
+        return x[..., :4], x[..., 4:5], x[..., 5:]
+
+    def loss(split, x):
+        return sum(jnp.sum(jnp.sin(v) * w) for v, w in zip(split(x), by_slices(weight), strict=True))
+
+    def by_sizes(x):
+        return split_columns(x, (4, 1, 4))
+
+    for got, want in zip(by_sizes(x), by_slices(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+    got, want = (jax.grad(functools.partial(loss, split))(x) for split in (by_sizes, by_slices))
+    np.testing.assert_array_equal(got, want)
