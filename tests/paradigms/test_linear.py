@@ -71,7 +71,8 @@ def test_parts_are_slices_and_so_are_their_gradients():
         return x[..., :4], x[..., 4:5], x[..., 5:]
 
     def loss(split, x):
-        return sum(jnp.sum(jnp.sin(v) * w) for v, w in zip(split(x), by_slices(weight), strict=True))
+        parts = zip(split(x), by_slices(weight), strict=True)
+        return sum(jnp.sum(jnp.sin(v) * w) for v, w in parts)
 
     def by_sizes(x):
         return split_columns(x, (4, 1, 4))
