@@ -76,6 +76,8 @@ def _queries_at_once(q_shape: tuple[int, ...], keys: int) -> int:
 def _attend(q, k, v, mask, *, scale, soft_cap):
     """Few queries leave keys and values where they are; many are worth turning heads outwards."""
     attend = _attend_few if q.shape[1] < shapes.MANY_QUERIES else _attend_many
+    if q.shape[1] * q.shape[2] <= shapes.CPU_JOINED_ROWS and target_platform() == "cpu":
+        attend = _attend_joined
     return attend(q, k, v, mask, scale=scale, soft_cap=soft_cap)
 
 
@@ -176,3 +178,46 @@ def _attend_few(q, k, v, mask, *, scale, soft_cap):
     log_total = jnp.where(total > 0, jnp.log(safe) + peak[..., 0], -jnp.inf)
     log_total = jnp.moveaxis(log_total, -1, 1).reshape(batch, queries, heads)
     return out.reshape(batch, queries, heads, head_dim).astype(q.dtype), log_total
+
+
+def _attend_joined(q, k, v, mask, *, scale, soft_cap):
+    """All heads in one product: each query stands in a row of its own with zeros for other heads.
+
+    Products over heads that lie side by side in memory make XLA's CPU backend copy all keys and
+    values with heads turned outwards, in every step. These read them as they lie; the K-fold
+    arithmetic is hidden behind that as long as rows are few (docs/performance.md).
+    """
+    batch, queries, heads, head_dim = q.shape
+    keys, kv_heads = k.shape[1:3]
+    groups, rows = heads // kv_heads, queries * heads
+    q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, groups, 1, head_dim)
+    own = jnp.eye(kv_heads, dtype=bool)[:, None, :, None]
+    joined = jnp.where(own, q, 0).reshape(batch, rows, kv_heads * head_dim)
+    k, v = (x.reshape(batch, keys, kv_heads * head_dim) for x in (k, v))
+    scores = jnp.einsum("bnc,bsc->bns", joined, k, preferred_element_type=jnp.float32)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    visible = jnp.broadcast_to(mask.dense()[:, :, None], (batch, queries, heads, keys))
+    visible = visible.reshape(batch, rows, keys)
+    scores = jnp.where(visible, scores, _HIDDEN)
+    peak = jnp.max(scores, axis=-1, keepdims=True)
+    weight = jnp.where(visible, jnp.exp(scores - peak), 0.0)
+    total = jnp.sum(weight, axis=-1)
+    weight = weight.astype(v.dtype)
+
+    def weigh(v):
+        return jnp.einsum("bns,bsc->bnc", weight, v, preferred_element_type=jnp.float32)
+
+    # Memory that was never written may hold NaN, and zero times NaN is NaN. Clearing it first would
+    # copy all values; that is left to the case where something came out wrong.
+    out = weigh(v)
+    written = mask.key_is_written()[:, :, None]
+    out = jax.lax.cond(
+        jnp.all(jnp.isfinite(out)), lambda: out, lambda: weigh(jnp.where(written, v, 0))
+    )
+    out = out.reshape(batch, queries, kv_heads, groups, kv_heads, head_dim)
+    out = jnp.sum(jnp.where(own, out, 0), axis=4).reshape(batch, queries, heads, head_dim)
+    safe = jnp.where(total > 0, total, 1.0)
+    log_total = jnp.where(total > 0, jnp.log(safe) + peak[..., 0], -jnp.inf)
+    out = out / safe.reshape(batch, queries, heads, 1)
+    return out.astype(q.dtype), log_total.reshape(batch, queries, heads)

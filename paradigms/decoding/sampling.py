@@ -228,16 +228,31 @@ def draw(
     """
     filtered = filter_logits(logits, sampling)
     vocab_size = logits.shape[-1]
+    temperature = _spread(sampling.temperature, logits)
 
     def noise_of(key: Array) -> Array:
         return jax.random.gumbel(key, (vocab_size,), jnp.float32, mode="high")
 
-    keys = position_keys(row_keys, positions, purpose)
-    noise = jax.vmap(noise_of)(keys.reshape(-1)).reshape(filtered.shape)
-    noisy = filtered + jnp.clip(noise, *NOISE)
-    # Greedy rows ignore the noise; what no row may draw stays far below everything else.
-    scores = jnp.where(_spread(sampling.temperature, logits) > 0, noisy, filtered)
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    def with_noise(filtered: Array) -> Array:
+        keys = position_keys(row_keys, positions, purpose)
+        noise = jax.vmap(noise_of)(keys.reshape(-1)).reshape(filtered.shape)
+        noisy = filtered + jnp.clip(noise, *NOISE)
+        # Greedy rows ignore the noise; what no row may draw stays far below everything else.
+        return jnp.where(temperature > 0, noisy, filtered)
+
+    scores = jax.lax.cond(jnp.any(temperature > 0), with_noise, lambda x: x, filtered)
+    return _first_best(scores)
+
+
+def _first_best(scores: Float[Array, "B *P V"]) -> Int[Array, " B *P"]:
+    """`argmax`, as two reductions: XLA's CPU backend takes one over pairs element by element.
+
+    Some id in range where a score is NaN.
+    """
+    vocab_size = scores.shape[-1]
+    best = jax.lax.optimization_barrier(jnp.max(scores, axis=-1, keepdims=True))
+    ids = jnp.where(scores == best, jnp.arange(vocab_size, dtype=jnp.int32), vocab_size - 1)
+    return jnp.min(ids, axis=-1)
 
 
 def position_keys(

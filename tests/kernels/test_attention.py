@@ -18,10 +18,19 @@ ON_CPU = [name for name in IMPLEMENTATIONS if name in ("reference", *PREFERRED["
 FAST = ON_CPU[1:]
 
 
-@pytest.fixture(params=[1, 10**9], ids=["heads outwards", "heads inwards"])
+FORMS = {  # CPU_JOINED_ROWS, MANY_QUERIES
+    "heads joined": (10**9, 10**9),
+    "heads inwards": (0, 10**9),
+    "heads outwards": (0, 1),
+}
+
+
+@pytest.fixture(params=FORMS)
 def either_form(request, monkeypatch):
-    """The XLA form turns heads outwards from a number of queries on."""
-    monkeypatch.setattr(shapes, "MANY_QUERIES", request.param)
+    """The XLA form depends on how many queries and heads there are."""
+    joined, many = FORMS[request.param]
+    monkeypatch.setattr(shapes, "CPU_JOINED_ROWS", joined)
+    monkeypatch.setattr(shapes, "MANY_QUERIES", many)
 
 
 def inputs(seed=0, dtype=jnp.float32):
