@@ -280,3 +280,18 @@ def test_broken_logits_are_seen():
 def test_bad_settings_are_named(values, message):
     with pytest.raises(ConfigError, match=message):
         make_sampling(2, vocab_size=8, **values)
+
+
+def test_greedy_rows_beside_do_not_change_what_a_row_draws():
+    logits = jax.random.normal(jax.random.key(5), (BATCH, VOCAB)) / 4
+    keys, positions = row_keys(np.arange(BATCH)), jnp.arange(BATCH)
+    temperature = np.where(np.arange(BATCH) % 2, 1.0, 0.0)
+
+    def drawn(temperature):
+        sampling = make_sampling(BATCH, vocab_size=VOCAB, temperature=temperature)
+        return np.asarray(compiled_draw(logits, keys, positions, Purpose.TOKEN, sampling))
+
+    mixed, warm, greedy = drawn(temperature), drawn(1.0), drawn(0.0)
+    np.testing.assert_array_equal(greedy, np.argmax(logits, axis=-1))
+    assert (warm != greedy)[1::2].any()
+    np.testing.assert_array_equal(mixed, np.where(temperature > 0, warm, greedy))
