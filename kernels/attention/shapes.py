@@ -39,6 +39,10 @@ MANY_QUERIES = 16
 # `xla` on a CPU: up to so many rows (queries times heads) all heads share one product.
 CPU_JOINED_ROWS = 48
 
+# `xla` on a CPU in bfloat16: from so many keys on, that product over values sums them in pieces.
+CPU_LONG_KEYS = 8192
+CPU_KEY_PIECES = 16
+
 # `xla` on a CPU: bytes of float32 scores up to which all queries are scored together; bytes that
 # are scored together beyond that (they should stay in the last-level cache); the unit of queries.
 CPU_SCORES_MAX = 16 * 2**20

@@ -74,10 +74,14 @@ def _queries_at_once(q_shape: tuple[int, ...], keys: int) -> int:
 
 
 def _attend(q, k, v, mask, *, scale, soft_cap):
-    """Few queries leave keys and values where they are; many are worth turning heads outwards."""
-    attend = _attend_few if q.shape[1] < shapes.MANY_QUERIES else _attend_many
+    """Few rows share a product; otherwise few queries leave keys and values where they are.
+
+    Many queries are worth turning heads outwards.
+    """
     if q.shape[1] * q.shape[2] <= shapes.CPU_JOINED_ROWS and target_platform() == "cpu":
         attend = _attend_joined
+    else:
+        attend = _attend_few if q.shape[1] < shapes.MANY_QUERIES else _attend_many
     return attend(q, k, v, mask, scale=scale, soft_cap=soft_cap)
 
 
@@ -161,21 +165,12 @@ def _attend_few(q, k, v, mask, *, scale, soft_cap):
     kv_heads = k.shape[2]
     q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, -1, head_dim)
     scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    visible = mask.dense()[:, None, None]
-    # The floor is finite so that a row without any visible key gives weights of zero, not NaN.
-    scores = jnp.where(visible, scores, _HIDDEN)
-    peak = jnp.max(scores, axis=-1, keepdims=True)
-    weight = jnp.where(visible, jnp.exp(scores - peak), 0.0)
-    total = jnp.sum(weight, axis=-1)
+    weight, total, log_total = _softmax(scores, mask.dense()[:, None, None], soft_cap)
     # Memory that was never written may hold NaN, and zero times NaN is NaN.
     v = jnp.where(mask.key_is_written()[:, :, None, None], v, 0)
     weight = weight.astype(v.dtype)
     out = jnp.einsum("bkgts,bskh->btkgh", weight, v, preferred_element_type=jnp.float32)
-    safe = jnp.where(total > 0, total, 1.0)
-    out = out / jnp.moveaxis(safe, -1, 1)[..., None]
-    log_total = jnp.where(total > 0, jnp.log(safe) + peak[..., 0], -jnp.inf)
+    out = out / jnp.moveaxis(total, -1, 1)[..., None]
     log_total = jnp.moveaxis(log_total, -1, 1).reshape(batch, queries, heads)
     return out.reshape(batch, queries, heads, head_dim).astype(q.dtype), log_total
 
@@ -195,18 +190,14 @@ def _attend_joined(q, k, v, mask, *, scale, soft_cap):
     joined = jnp.where(own, q, 0).reshape(batch, rows, kv_heads * head_dim)
     k, v = (x.reshape(batch, keys, kv_heads * head_dim) for x in (k, v))
     scores = jnp.einsum("bnc,bsc->bns", joined, k, preferred_element_type=jnp.float32)
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
     visible = jnp.broadcast_to(mask.dense()[:, :, None], (batch, queries, heads, keys))
-    visible = visible.reshape(batch, rows, keys)
-    scores = jnp.where(visible, scores, _HIDDEN)
-    peak = jnp.max(scores, axis=-1, keepdims=True)
-    weight = jnp.where(visible, jnp.exp(scores - peak), 0.0)
-    total = jnp.sum(weight, axis=-1)
+    weight, total, log_total = _softmax(scores, visible.reshape(batch, rows, keys), soft_cap)
     weight = weight.astype(v.dtype)
+    pieces = _pieces(keys, v.dtype)
 
     def weigh(v):
-        return jnp.einsum("bns,bsc->bnc", weight, v, preferred_element_type=jnp.float32)
+        w, v = weight.reshape(batch, rows, pieces, -1), v.reshape(batch, pieces, -1, v.shape[-1])
+        return jnp.einsum("bnps,bpsc->bpnc", w, v, preferred_element_type=jnp.float32).sum(axis=1)
 
     # Memory that was never written may hold NaN, and zero times NaN is NaN. Clearing it first would
     # copy all values; that is left to the case where something came out wrong.
@@ -217,7 +208,26 @@ def _attend_joined(q, k, v, mask, *, scale, soft_cap):
     )
     out = out.reshape(batch, queries, kv_heads, groups, kv_heads, head_dim)
     out = jnp.sum(jnp.where(own, out, 0), axis=4).reshape(batch, queries, heads, head_dim)
+    out = out / total.reshape(batch, queries, heads, 1)
+    return out.astype(q.dtype), log_total.reshape(batch, queries, heads)
+
+
+def _softmax(scores, visible, soft_cap):
+    """Weights, their sums over the last axis (1 where nothing is visible) and the sums' logs."""
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    # The floor is finite so that a row without any visible key gives weights of zero, not NaN.
+    scores = jnp.where(visible, scores, _HIDDEN)
+    peak = jnp.max(scores, axis=-1, keepdims=True)
+    weight = jnp.where(visible, jnp.exp(scores - peak), 0.0)
+    total = jnp.sum(weight, axis=-1)
     safe = jnp.where(total > 0, total, 1.0)
     log_total = jnp.where(total > 0, jnp.log(safe) + peak[..., 0], -jnp.inf)
-    out = out / safe.reshape(batch, queries, heads, 1)
-    return out.astype(q.dtype), log_total.reshape(batch, queries, heads)
+    return weight, safe, log_total
+
+
+def _pieces(keys: int, dtype: jnp.dtype) -> int:
+    """In how many equal pieces to sum over the keys: a product of bfloat16 slows down with them."""
+    if dtype != jnp.bfloat16 or keys < shapes.CPU_LONG_KEYS:
+        return 1
+    return max(n for n in range(1, shapes.CPU_KEY_PIECES + 1) if keys % n == 0)

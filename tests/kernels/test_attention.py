@@ -194,8 +194,10 @@ def test_unwritten_memory_and_masked_keys_do_nothing(name):
     )
 
 
+@pytest.mark.parametrize("long_keys", [1, 10**9], ids=["in pieces", "whole"])
 @pytest.mark.parametrize("name", FAST)
-def test_bfloat16_accumulates_in_float32(name):
+def test_bfloat16_accumulates_in_float32(name, long_keys, monkeypatch):
+    monkeypatch.setattr(shapes, "CPU_LONG_KEYS", long_keys)
     q, k, v = inputs(7, jnp.bfloat16)
     mask = random_mask(8)
     out, log_total = attention(q, k, v, mask, implementation=name)
