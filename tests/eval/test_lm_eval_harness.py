@@ -5,8 +5,11 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
+import genlab
 import numpy as np
 import pytest
 from genlab.errors import ConfigError
@@ -240,3 +243,31 @@ if importlib.util.find_spec("lm_eval"):
         done = run(*args, "path=nowhere")
         assert done.returncode == 2
         assert done.stderr.splitlines()[-1] == "genlab: nowhere: no such run folder"
+
+    def test_the_harness_own_command(folder, tmp_path):
+        """`python -m lm_eval`, which is the command `lm_eval`, in an environment where
+        `--register` was run; the packages are those of this one."""
+        import_checkpoint(FIXTURE, tmp_path / "run")
+        venv.create(tmp_path / "venv", symlinks=True)
+        (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+        (packages / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        (packages / "genlab").symlink_to(Path(genlab.__file__).parent)
+        task = (folder / "choice.yaml").read_text()
+        (tmp_path / "ids.jsonl").write_text(json.dumps({"q": "1 2", "c": [" 5", " 6 7"], "a": 0}))
+        task = task.replace(str(folder / "choice.jsonl"), str(tmp_path / "ids.jsonl"))
+        (tmp_path / "ids.yaml").write_text(task)
+
+        def run(*arguments):
+            return subprocess.run(
+                [tmp_path / "venv" / "bin" / "python", "-P", "-m", *arguments],
+                cwd=tmp_path,
+                env=os.environ | {"GENLAB_CACHE": str(tmp_path / "cache"), "PYTHONPATH": ""},
+                capture_output=True,
+                text=True,
+            )
+
+        asked = ("lm_eval", "--model", "genlab", "--model_args", "path=run", "--tasks", "ids.yaml")
+        assert "genlab" in run("genlab.eval.lm_eval", "--register").stdout
+        done = run(*asked)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "|choice" in done.stdout
