@@ -128,6 +128,7 @@ def plan_table(runs: dict[str, RunConfig], batch: int, context: int) -> TextTabl
         moved = cost.weight_bytes + cost.bytes_read + (cost.bytes_written if keeps_state else 0)
         per_token = cost.state_bytes_per_token / batch if keeps_state else 0.0
         fixed = cost.state_bytes_fixed / batch if keeps_state else 0.0
+        held = cost.state_bytes_at(context) if keeps_state else 0.0
         crossover = crossover_context(cost.weight_bytes, per_token, batch, fixed)
         lines.append(
             [
@@ -138,7 +139,7 @@ def plan_table(runs: dict[str, RunConfig], batch: int, context: int) -> TextTabl
                 str(batch * tokens),
                 short(cost.flops),
                 byte_size(cost.weight_bytes),
-                byte_size(batch * (fixed + per_token * context)),
+                byte_size(held),
                 byte_size(per_token),
                 significant(cost.flops / moved, 2),
                 MISSING if crossover is None else f"{crossover:,.0f}",

@@ -207,7 +207,7 @@ def measure_entry(
             forbidden_ids=forbidden_ids(specials),
         )
         phases["cost"] = time.perf_counter() - begin
-    fixed, per_token = state_bytes(model) if decoding.keeps_state else (0, 0.0)
+    fixed, per_token, windows = state_bytes(model) if decoding.keeps_state else (0, 0.0, [])
     headline = latency[0]
     reasons = {}
     if headline.step_ms_p50 is None:
@@ -251,6 +251,7 @@ def measure_entry(
         tokens_per_s=headline.tokens_per_s,
         state_bytes_fixed=fixed,
         state_bytes_per_token=per_token,
+        state_windows=windows,
         latency=latency,
         gen_ppl=samples.gen_ppl,
         entropy=samples.entropy,

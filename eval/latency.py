@@ -8,6 +8,7 @@ for, as streaming does; they include the host's part.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -139,17 +140,26 @@ def measure_latency(
     )
 
 
-def state_bytes(model: Model) -> tuple[int, float]:
+def state_bytes(model: Model) -> tuple[int, float, list[tuple[int, float]]]:
     """Bytes of one row's model state, from its arrays' shapes and dtypes.
 
     Returns:
-        Bytes that do not grow with the context (recurrent states, windows), and bytes per token.
+        Bytes that do not grow with the context (recurrent states, full windows), bytes per token,
+        and of each length of window among the former, its tokens and its bytes per token.
     """
 
-    def held(max_len: int) -> int:
+    def leaves(max_len: int) -> list[Any]:
         shapes: Any = jax.eval_shape(lambda m: m.init_state(1, max_len), model)
-        leaves = jax.tree.leaves(shapes)
-        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+        return jax.tree.leaves(shapes)
 
-    per_token = held(LONG + 1) - held(LONG)
-    return held(LONG) - LONG * per_token, float(per_token)
+    def size(leaf: Any) -> int:
+        return math.prod(leaf.shape) * leaf.dtype.itemsize
+
+    least, long, longer = leaves(1), leaves(LONG), leaves(LONG + 1)
+    per_token = sum(map(size, longer)) - sum(map(size, long))
+    windows: Counter[int] = Counter()
+    for small, full, more in zip(least, long, longer, strict=True):
+        if small.shape != full.shape == more.shape:
+            windows[size(full) // size(small)] += size(small)
+    fixed = sum(map(size, long)) - LONG * per_token
+    return fixed, float(per_token), [(n, float(b)) for n, b in sorted(windows.items())]

@@ -127,6 +127,8 @@ class Row(Record):
         nfe: model calls for one sample. token_evals: tokens pushed through the model for it.
         ttft_ms, step_ms_p50, step_ms_p90, tokens_per_s: batch 1 at the first prompt length.
         state_bytes_fixed, state_bytes_per_token: decoding state of one request.
+        state_windows: (tokens, bytes per token) of the windows that `state_bytes_fixed` counts
+            full; a shorter request needs less.
         gen_ppl: generative perplexity under `Results.judge`. entropy: mean per-sample unigram
             entropy, nats. distinct_n: distinct n-grams over all n-grams, keys "1", "2", "3".
         word_rate: share of the samples' words that occur in the training text.
@@ -173,6 +175,7 @@ class Row(Record):
     tokens_per_s: float | None
     state_bytes_fixed: int | None
     state_bytes_per_token: float | None
+    state_windows: list[tuple[int, float]] = []
     latency: list[LatencyRecord] = []
 
     gen_ppl: float | None
@@ -229,7 +232,8 @@ class Row(Record):
         """Returns the decoding state of one request at `context` tokens, or None if unmeasured."""
         if self.state_bytes_fixed is None or self.state_bytes_per_token is None:
             return None
-        return self.state_bytes_fixed + self.state_bytes_per_token * context
+        empty = sum(max(0, tokens - context) * size for tokens, size in self.state_windows)
+        return self.state_bytes_fixed + self.state_bytes_per_token * context - empty
 
 
 class Floor(Record):

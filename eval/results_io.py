@@ -57,6 +57,7 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 _CSV_SKIP = {
     "likelihood", "latency", "curve", "training_curve", "resolved_config", "sampler", "phases_s",
     "reasons", "sample", "prompt", "bits_per_byte_ci95", "distinct_n", "recipe", "profile",
+    "state_windows",
 }  # fmt: skip
 
 

@@ -88,12 +88,14 @@ class Cost(NamedTuple):
     Attributes:
         flops: floating-point operations (a multiply-add is two).
         bytes_read: bytes of state read from main memory.
-        state_bytes_fixed: bytes of state that do not grow with context.
+        state_bytes_fixed: bytes of state that do not grow with context, windows full.
         state_bytes_per_token: bytes of state per token of context.
         weight_bytes: bytes of parameters read. Blocks count them, so a mixer leaves this out.
         mixing_flops: of `flops`, those that mix time (scores, recurrences, convolutions); the
             others are matrix products of tokens with parameters, whose speed is well known.
         bytes_written: bytes of state written.
+        state_windows: (tokens, bytes per token) of each window that `state_bytes_fixed` counts: a
+            state made for fewer tokens than the window has room for these alone.
     """
 
     flops: float
@@ -103,10 +105,16 @@ class Cost(NamedTuple):
     weight_bytes: float = 0.0
     mixing_flops: float = 0.0
     bytes_written: float = 0.0
+    state_windows: tuple[tuple[int, float], ...] = ()
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         """Costs of layers add up."""
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def state_bytes_at(self, room: int) -> float:
+        """Bytes of the state made for `room` tokens."""
+        empty = sum(max(0, tokens - room) * size for tokens, size in self.state_windows)
+        return self.state_bytes_fixed + self.state_bytes_per_token * room - empty
 
 
 class Out(NamedTuple):

@@ -273,6 +273,7 @@ class Attention(nnx.Module):
             state_bytes_per_token=float(0 if self.window or not own else batch * token_bytes),
             mixing_flops=float(batch * scores),
             bytes_written=float(batch * new_tokens * token_bytes) if own else 0.0,
+            state_windows=((self.window, float(batch * token_bytes)),) if ring and own else (),
         )
 
     def supports(self, ctx: LayerContext, *, stateful: bool) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from genlab.errors import CapacityError, ConfigError, GenlabError
 from genlab.eval import latency as module
 from genlab.eval.latency import measure_latency, state_bytes
+from genlab.eval.results import Row
 from genlab.paradigms.backbone import ModelConfig
 from genlab.paradigms.decoding.plain import Plain
 from genlab.paradigms.decoding.unmasking import Unmasking
@@ -167,10 +168,13 @@ def test_state_bytes_are_those_of_the_arrays(pattern, per_token):
         "vocab_size": 10,
     }
     model = abstract_model(ModelConfig.model_validate_json(json.dumps(config)))
-    fixed, slope = state_bytes(model)
+    fixed, slope, windows = state_bytes(model)
     assert slope == per_token
-    for max_len in (10, 33):
+    row = Row.model_construct(
+        state_bytes_fixed=fixed, state_bytes_per_token=slope, state_windows=windows
+    )
+    for max_len in (2, 10, 33):
         state = model.init_state(1, max_len)
         held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        assert held == fixed + max_len * slope
+        assert held == row.state_bytes_at(max_len) == model.cost(1, 1, 0).state_bytes_at(max_len)
     assert fixed >= 12 + (0 if pattern.startswith("a") else 4)

@@ -88,7 +88,8 @@ def test_growth_counts_calls_and_bytes_and_fits_the_times(mixer):
     assert [p.nfe for p in growth.points] == [4, 8, 16] and growth.calls_per_token == 1
     assert [p.time_ms for p in growth.points] == [1e3, 2e3, 8e3]
     assert growth.exponent_tail == pytest.approx(2.0) and growth.exponent == pytest.approx(1.5)
-    fixed, per_token = state_bytes(model)
+    fixed, per_token, windows = state_bytes(model)
+    assert not windows
     want = [fixed + per_token * (3 + n) for n in (4, 8, 16)]
     assert [p.state_bytes for p in growth.points] == want
     assert (per_token == 0) == (mixer == "mamba")
@@ -146,7 +147,7 @@ def test_a_uniform_model_scores_the_same_at_every_length(data):
 def test_memory_is_accounted_for_without_running():
     context = 4096
     attention = measure_memory(model_of("attention"), context, keeps_state=True)
-    fixed, per_token = state_bytes(model_of("attention"))
+    fixed, per_token, _ = state_bytes(model_of("attention"))
     assert attention.state_bytes == fixed + per_token * context
     assert attention.weight_bytes == 4 * model_of("attention").num_params()
     recurrent = measure_memory(model_of("mamba"), context, keeps_state=True)

@@ -19,7 +19,7 @@ build, change_row = SYNTHETIC["build"], SYNTHETIC["change_row"]
 INTERFACE = (
     "name config_hash bits_per_byte bits_per_byte_ci95 is_bound params params_active train_tokens "
     "train_flops train_tokens_per_s nfe token_evals ttft_ms step_ms_p50 step_ms_p90 tokens_per_s "
-    "state_bytes_fixed state_bytes_per_token gen_ppl entropy sample"
+    "state_bytes_fixed state_bytes_per_token state_windows gen_ppl entropy sample"
 ).split()
 
 
